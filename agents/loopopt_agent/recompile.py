@@ -1,0 +1,172 @@
+"""Switching the job to a plan, and making sure that all ranks end with the same order of collectives.
+
+Every graph with collectives that Inductor compiles while a plan is in force passes `PlanSession.compile`:
+
+1. the graph is copied, then compiled under the plan;
+2. the order of collectives is read from the generated code (what comes after the overlap scheduler may still
+   move them), and all ranks compare its hash, before any of them runs it;
+3. if one differs, failed, ran too long or does not answer, every rank compiles the copy without the plan.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from loopopt.plans import Plan
+from loopopt_agent import torch_api
+from loopopt_agent.agreement import Board
+from loopopt_agent.estimator import TableEstimator
+from loopopt_agent.faults import Faults
+
+SCHEDULING_LIMIT_S = 120.0
+"""One graph's scheduling pass may take this long; longer is infeasible, not fatal."""
+FIRST_LIMIT_S = 600.0
+"""How long a rank waits for the others' compile at the agreed step."""
+LATE_LIMIT_S = 60.0
+"""The same for a graph compiled at some later step (dynamic shapes)."""
+HOST_GB_PER_S = 20.0
+"""Memory bandwidth for torch's roofline model on CPU: any fixed value, the same on all ranks."""
+
+_BUFFER = re.compile(r"\b(buf|arg|primals_|tangents_)\w*")
+
+
+class PlanSession:
+    """One plan in force on this rank.
+
+    Attributes:
+        plan: the plan.
+        infeasible: why the plan cannot be used; empty while it can.
+        graphs: graphs with collectives compiled under it.
+        estimator: counts how often the scheduler asked.
+    """
+
+    def __init__(self, plan: Plan, epoch: int, board: Board, faults: Faults) -> None:
+        self.plan = plan
+        self.epoch = epoch
+        self.infeasible = ""
+        self.graphs = 0
+        self.settled = False
+        self.estimator = TableEstimator(plan.table) if plan.table is not None else None
+        self._board = board
+        self._faults = faults
+        self._orders: list[str] = []
+        self._shapes: set[str] = set()
+        self._asked = 0
+        self._settings = torch_api.plan_settings(plan.knobs, self.estimator)
+
+    @property
+    def order_digest(self) -> str:
+        """Hash over the collective orders of all graphs so far."""
+        return hashlib.sha256("\n".join(self._orders).encode()).hexdigest()[:16] if self._orders else ""
+
+    def compile(self, original: Any, gm: Any, example_inputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        """Compile one graph, under the plan if all ranks agree on the outcome."""
+        if self.infeasible or not torch_api.has_collectives(gm):
+            return original(gm, example_inputs, *args, **kwargs)
+        untouched = torch_api.copy_graph_module(gm)
+        compiled: Any = None
+        order: tuple[torch_api.CollectiveCall, ...] = ()
+        try:
+            self._faults.hit("compile")
+            with (
+                torch_api.scheduling(HOST_GB_PER_S, SCHEDULING_LIMIT_S),
+                torch_api.inductor_settings(self._settings),
+            ):
+                compiled = original(gm, example_inputs, *args, **kwargs)
+            order = torch_api.collective_order(compiled)
+            mine = _digest(order)
+            if self._faults.wants("order"):
+                mine = "0" * len(mine)
+        except Exception as err:  # noqa: BLE001  (whatever the scheduler did: this plan is infeasible, the job goes on)
+            mine = f"error: {type(err).__name__}: {str(err).splitlines()[0][:200] if str(err) else ''}"
+        question = f"{self.epoch}/{self._asked}"
+        self._asked += 1
+        verdict = self._board.settle(question, mine, LATE_LIMIT_S if self.settled else FIRST_LIMIT_S)
+        if verdict == "ok" or self._is_known(verdict, order):
+            self.graphs += 1
+            self._orders.append(mine)
+            self._shapes.add(_shape(order))
+            return compiled
+        self.infeasible = verdict.removeprefix("no: ")
+        return original(untouched, example_inputs, *args, **kwargs)
+
+    def _is_known(self, verdict: str, order: tuple[torch_api.CollectiveCall, ...]) -> bool:
+        """A graph that only some ranks had to compile again (shapes that differ by rank).
+
+        The others run a graph they have, in an order all agreed on. If ours has that same order, it fits
+        theirs, and the unscheduled one would not.
+        """
+        return self.settled and "no answer" in verdict and bool(order) and _shape(order) in self._shapes
+
+
+def _digest(order: tuple[torch_api.CollectiveCall, ...]) -> str:
+    text = "\n".join(f"{call.op}({call.arguments})" for call in order)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _shape(order: tuple[torch_api.CollectiveCall, ...]) -> str:
+    """The order without buffer names: which collectives, on which groups."""
+    return "\n".join(f"{call.op}({_BUFFER.sub('*', call.arguments)})" for call in order)
+
+
+class Switch:
+    """Puts plans into force at step boundaries and takes them out again."""
+
+    def __init__(self, board: Board, faults: Faults) -> None:
+        self._board = board
+        self._faults = faults
+        self._epoch = 0
+        self._original_tag: str | None = None
+        self._restore: list[Any] = []
+        self.session: PlanSession | None = None
+        self.began_ns = 0
+
+    @property
+    def plan_id(self) -> str:
+        """Id of the plan in force."""
+        return self.session.plan.plan_id if self.session is not None else "as-it-was"
+
+    def to(self, plan: Plan) -> None:
+        """From the next call on, compiled code is compiled again under this plan.
+
+        All ranks call this at the same boundary with the same plan.
+        """
+        self._faults.hit("apply")
+        self._epoch += 1
+        self.began_ns = time.perf_counter_ns()
+        if not plan.knobs.scheduling:
+            self.restore()
+            return
+        session = PlanSession(plan, self._epoch, self._board, self._faults)
+        if not self._restore:
+            self._restore.append(torch_api.install_compile_guard(self._compile))
+            if torch_api.uses_gloo():
+                self._restore.append(torch_api.replace_gloo_all_gather())
+        # The epoch is part of the tag: a rank that finds the plan's code in a cache while another does not would
+        # leave that one alone with the question whether their orders agree.
+        former = torch_api.set_cache_key_tag(f"{plan.plan_id}-{self._epoch}")
+        if self._original_tag is None:
+            self._original_tag = former
+        self.session = session
+        torch_api.reset_compiler()
+
+    def restore(self) -> None:
+        """Everything as it was before the first plan."""
+        self.session = None
+        for undo in reversed(self._restore):
+            undo()
+        self._restore.clear()
+        if self._original_tag is not None:
+            torch_api.set_cache_key_tag(self._original_tag)
+            self._original_tag = None
+        torch_api.reset_compiler()
+
+    def _compile(self, original: Any, gm: Any, example_inputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        session = self.session
+        if session is None:
+            return original(gm, example_inputs, *args, **kwargs)
+        return session.compile(original, gm, example_inputs, *args, **kwargs)
