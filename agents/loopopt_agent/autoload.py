@@ -17,7 +17,7 @@ def autoload() -> None:
         from loopopt_agent.arm import arm_from_environment
 
         arm_from_environment()
-    except BaseException as err:  # noqa: BLE001  (the one door: `import torch` must never fail because of us)
+    except BaseException as err:
         if isinstance(err, KeyboardInterrupt):
             raise
         import sys

@@ -8,7 +8,7 @@ import os
 PHASES = ("arm", "step", "decision", "offer", "capture", "write", "apply", "compile", "order", "result", "client")
 
 
-class InjectedFault(RuntimeError):
+class InjectedFaultError(RuntimeError):
     """Raised where a test asked for it."""
 
 
@@ -30,7 +30,7 @@ class Faults:
     def hit(self, phase: str) -> None:
         """Raise if this phase is to fail here."""
         if phase in self._phases:
-            raise InjectedFault(f"injected fault in phase {phase!r}")
+            raise InjectedFaultError(f"injected fault in phase {phase!r}")
 
     def wants(self, phase: str) -> bool:
         """Whether this phase is to go wrong here without an exception."""
