@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from loopopt.plans import Plan
@@ -67,6 +67,12 @@ class PlanSession:
         """Compile one graph, under the plan if all ranks agree on the outcome."""
         if self.infeasible or not torch_api.has_collectives(gm):
             return original(gm, example_inputs, *args, **kwargs)
+        with torch_api.undoable_compile() as undo:
+            return self._compile_or_undo(undo, original, gm, example_inputs, *args, **kwargs)
+
+    def _compile_or_undo(
+        self, undo: Callable[[], None], original: Any, gm: Any, example_inputs: Sequence[Any], *args: Any, **kwargs: Any
+    ) -> Any:
         untouched = torch_api.copy_graph_module(gm)
         compiled: Any = None
         order: tuple[torch_api.CollectiveCall, ...] = ()
@@ -92,6 +98,7 @@ class PlanSession:
             self._shapes.add(_shape(order))
             return compiled
         self.infeasible = verdict.removeprefix("no: ")
+        undo()
         return original(untouched, example_inputs, *args, **kwargs)
 
     def _is_known(self, verdict: str, order: tuple[torch_api.CollectiveCall, ...]) -> bool:

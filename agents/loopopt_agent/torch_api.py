@@ -193,6 +193,23 @@ def copy_graph_module(graph_module: Any) -> Any:
     return duplicate
 
 
+@contextlib.contextmanager
+def undoable_compile() -> Iterator[Callable[[], None]]:
+    """Yields a function that takes back what a compile has left in the tracing context, before another is made.
+
+    Inductor asserts that the output strides of a graph are noted only once.
+    """
+    context = torch._guards.TracingContext.try_get()
+    strides = getattr(context, "output_strides", None)
+    before = list(strides) if strides is not None else None
+
+    def undo() -> None:
+        if strides is not None and before is not None:
+            strides[:] = before
+
+    yield undo
+
+
 InnerCompile = Callable[..., Any]
 
 
