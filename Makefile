@@ -1,0 +1,48 @@
+# `make` alone prints this help. Everything runs in $(VENV), which `make setup` makes once.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format docs bench bench-loop clean
+
+help:  ## what can be made
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: $(STAMP)  ## make the virtual environment with tested versions (once)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -e '.[agent,dev]' -c constraints.txt
+	touch $@
+
+demo: $(STAMP)  ## the loop on a small real job, with a table and a picture at the end (3 minutes; ARGS=...)
+	$(BIN)/loopopt demo $(ARGS)
+
+test: $(STAMP)  ## all tests (ARGS="-k wire" for some)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP)  ## style, types and import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: $(STAMP)  ## put the code into the style that `lint` asks for
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(STAMP)  ## write docs/cli.md and docs/settings.md anew from the code
+	$(BIN)/python tests/contract/reference.py
+
+bench: $(STAMP)  ## speed of parsing, measuring, storing and planning
+	$(BIN)/python -m tests.bench.rooms $(ARGS)
+
+bench-loop: $(STAMP)  ## the demo model with and without the loop, as ratios (long)
+	$(BIN)/python -m tests.bench.loop $(ARGS)
+
+clean:  ## remove the virtual environment and what the tools left
+	rm -rf $(VENV) build dist demo-out *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

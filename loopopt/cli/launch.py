@@ -1,0 +1,100 @@
+"""Run a command unchanged in the foreground: same streams, same exit code, signals passed on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+
+from loopopt import wire
+from loopopt.errors import JobError
+
+_PASSED_ON = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+_WATCHED = {*_PASSED_ON, signal.SIGCHLD}
+
+COMMAND_NOT_FOUND = 127
+COMMAND_NOT_EXECUTABLE = 126
+
+
+def job_environment(environ: Mapping[str, str], job_dir: str, job: str) -> dict[str, str]:
+    """The environment in which ranks load the agent and find the daemon."""
+    changed = dict(environ)
+    changed[wire.ENV_ENABLE] = "1"
+    changed[wire.ENV_DIR] = job_dir
+    changed[wire.ENV_JOB] = job
+    if changed.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
+        del changed["TORCH_DEVICE_BACKEND_AUTOLOAD"]  # with it PyTorch would not load the agent
+    return changed
+
+
+def block_signals() -> set[signal.Signals]:
+    """Hold back the signals that `run_in_foreground` waits for; returns the mask that was in force.
+
+    To be called before any thread is started: threads inherit the mask, and a thread that does not hold
+    a signal back would be interrupted by it.
+    """
+    return {signal.Signals(s) for s in signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)}
+
+
+def restore_signals(mask: set[signal.Signals]) -> None:
+    """Undo `block_signals`; signals that came late and belong to the command's end are dropped."""
+    while signal.sigtimedwait(_PASSED_ON, 0) is not None:
+        pass
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def run_in_foreground(command: list[str], environ: Mapping[str, str], mask: set[signal.Signals]) -> int:
+    """Run the command to its end.
+
+    A signal sent to this process is passed on to the command. One that the terminal sent (Ctrl-C, Ctrl-\\,
+    hang-up) has reached the whole foreground group, the command included, so it is not sent a second time.
+
+    Args:
+        command: program and arguments.
+        environ: its environment.
+        mask: signal mask to give it, from `block_signals`.
+
+    Returns:
+        Its exit code, 128 + n if signal n ended it.
+
+    Raises:
+        JobError: the program cannot be started.
+    """
+
+    def before_exec() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    try:
+        child = subprocess.Popen(command, env=dict(environ), preexec_fn=before_exec)
+    except FileNotFoundError as err:
+        raise _cannot_start(f"{command[0]}: command not found", COMMAND_NOT_FOUND) from err
+    except (PermissionError, OSError) as err:
+        raise _cannot_start(f"{command[0]}: cannot be run: {err.strerror}", COMMAND_NOT_EXECUTABLE) from err
+    while True:
+        # A child that ended before the wait is found here: SIGCHLD stays pending while it is blocked.
+        code = child.poll()
+        if code is not None:
+            return code if code >= 0 else 128 - code
+        info = signal.sigtimedwait(_WATCHED, 5.0)
+        if info is not None and info.si_signo in _PASSED_ON and not _from_terminal(info):
+            child.send_signal(info.si_signo)
+
+
+def _cannot_start(message: str, code: int) -> JobError:
+    """What a shell would say, with the exit code a shell would give."""
+    error = JobError(message)
+    error.exit_code = code
+    return error
+
+
+def _from_terminal(info: signal.struct_siginfo) -> bool:
+    """The kernel's own signals have a positive code (SI_KERNEL); `kill` has SI_USER = 0, `sigqueue` less."""
+    return info.si_code > 0 and info.si_pid in (0, os.getpid())
