@@ -141,7 +141,7 @@ class Agent:
 
     def _make_offer(self, plan: Plan, following: int) -> Decision:
         content = json.dumps(plan.to_json())
-        name = f"{plan.plan_id}/{self._step}"
+        name = f"{plan.plan_id}/{os.urandom(4).hex()}"
         self._board.publish(name, content)
         self._offer = (name, plan, time.monotonic() + _OFFER_LIMIT_S)
         return Decision("offer", following, {"name": name})
@@ -173,9 +173,9 @@ class Agent:
             plan = self._offered
             if plan is None or not details["name"].startswith(plan.plan_id):
                 raise LoopoptError(f"told to apply {details['name']!r}, which this rank was never offered")
-            self._apply(plan, step)
+            self._apply(plan, details["name"].partition("/")[2], step)
         elif decision.action == "release" and details.get("restore") and self._switch.session is not None:
-            self._apply(BASELINE, step)
+            self._apply(BASELINE, "", step)
 
     def _consider(self, name: str) -> None:
         """Fetch an offered plan, check it, and answer: any doubt of any rank keeps all from it."""
@@ -195,11 +195,11 @@ class Agent:
             answer = f"{type(err).__name__}: {err}"
         self._board.acknowledge(name, answer)
 
-    def _apply(self, plan: Plan, step: int) -> None:
+    def _apply(self, plan: Plan, nonce: str, step: int) -> None:
         if self._capturer.is_open:
             self._capturer.abandon("switch: the plan changed inside the window")
         self._flush_report()
-        self._switch.to(plan)
+        self._switch.to(plan, nonce)
         self._switched_at = step
 
     def _report_switch(self, step: int) -> None:

@@ -31,6 +31,8 @@ LATE_LIMIT_S = 60.0
 HOST_GB_PER_S = 20.0
 """Memory bandwidth for torch's roofline model on CPU: any fixed value, the same on all ranks."""
 
+_OFFSET = re.compile(r"(reinterpret_tensor\(\w+, \([^)]*\), \([^)]*\), )[^)]+\)")
+_GROUP = re.compile(r"'([^']*)'")
 _BUFFER = re.compile(r"\b(buf|arg|primals_|tangents_)\w*")
 
 
@@ -110,14 +112,27 @@ class PlanSession:
         return self.settled and "no answer" in verdict and bool(order) and _shape(order) in self._shapes
 
 
+def comparable(order: tuple[torch_api.CollectiveCall, ...]) -> str:
+    """The order as all ranks must see it: one line per collective.
+
+    Two things differ between ranks that do the same: the offset of a rank's own slice in a bucket, and the names
+    of process groups that are siblings (the rows of a mesh), which are numbered here as they appear.
+    """
+    groups: dict[str, str] = {}
+
+    def number(match: re.Match[str]) -> str:
+        return groups.setdefault(match.group(1), f"group{len(groups)}")
+
+    return "\n".join(f"{call.op}({_GROUP.sub(number, _OFFSET.sub(r'\1*)', call.arguments))})" for call in order)
+
+
 def _digest(order: tuple[torch_api.CollectiveCall, ...]) -> str:
-    text = "\n".join(f"{call.op}({call.arguments})" for call in order)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashlib.sha256(comparable(order).encode()).hexdigest()[:16]
 
 
 def _shape(order: tuple[torch_api.CollectiveCall, ...]) -> str:
     """The order without buffer names: which collectives, on which groups."""
-    return "\n".join(f"{call.op}({_BUFFER.sub('*', call.arguments)})" for call in order)
+    return _BUFFER.sub("*", comparable(order))
 
 
 class Switch:
@@ -125,6 +140,7 @@ class Switch:
 
     def __init__(self, board: Board, faults: Faults) -> None:
         self._board = board
+        self._rank = board.rank
         self._faults = faults
         self._epoch = 0
         self._original_tag: str | None = None
@@ -137,10 +153,10 @@ class Switch:
         """Id of the plan in force."""
         return self.session.plan.plan_id if self.session is not None else "as-it-was"
 
-    def to(self, plan: Plan) -> None:
+    def to(self, plan: Plan, nonce: str) -> None:
         """From the next call on, compiled code is compiled again under this plan.
 
-        All ranks call this at the same boundary with the same plan.
+        All ranks call this at the same boundary with the same plan and nonce.
         """
         self._faults.hit("apply")
         self._epoch += 1
@@ -153,9 +169,10 @@ class Switch:
             self._restore.append(torch_api.install_compile_guard(self._compile))
             if torch_api.uses_gloo():
                 self._restore.append(torch_api.replace_gloo_all_gather())
-        # The epoch is part of the tag: a rank that finds the plan's code in a cache while another does not would
-        # leave that one alone with the question whether their orders agree.
-        former = torch_api.set_cache_key_tag(f"{plan.plan_id}-{self._epoch}")
+        # The plan id alone would not do. With the nonce no earlier run's code is found, so that every rank compiles
+        # and none is left alone with the question whether the orders agree; with the rank no rank loads code that
+        # has another's number in it (bucketing bakes the rank into slices, and the cache key does not know).
+        former = torch_api.set_cache_key_tag(f"loopopt-{plan.plan_id}-{nonce}-rank{self._rank}")
         if self._original_tag is None:
             self._original_tag = former
         self.session = session
