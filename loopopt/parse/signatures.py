@@ -1,0 +1,67 @@
+"""Input shapes, types and scalar values of an operator, and rank lists, from their JSON text."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from loopopt.traces import Signature
+
+_NOT_TENSORS = frozenset({"", "Scalar", "ScalarList", "None"})
+
+
+def read_signature(shapes: bytes, types: bytes, values: bytes) -> Signature | None:
+    """Decode the three texts of one event; any may be empty.
+
+    Returns:
+        The signature, None if the event has no shapes.
+
+    Raises:
+        msgspec.MsgspecError: not JSON.
+        ValueError: JSON of another form.
+    """
+    if not shapes:
+        return None
+    type_names = tuple(str(t) for t in _list(types))
+    arguments = _list(shapes)
+    known = len(type_names) == len(arguments)
+    decoded = tuple(
+        _shapes_of(argument, type_names[i] if known else "?") for i, argument in enumerate(arguments)
+    )
+    return Signature(type_names if known else ("?",) * len(arguments), decoded, tuple(str(v) for v in _list(values)))
+
+
+def read_ranks(text: bytes) -> tuple[int, ...]:
+    """Ranks of ``[0, 1]`` or ``"[0, 1]"``; empty when absent or shortened ("[0, 1, ...]"), as past 30 ranks."""
+    if not re.fullmatch(rb'"?\[\s*\d+(\s*,\s*\d+)*\s*\]"?', text):
+        return ()
+    return tuple(sorted(int(n) for n in re.findall(rb"\d{1,9}", text)))
+
+
+def _list(text: bytes) -> list[Any]:
+    value = msgspec.json.decode(text) if text else []
+    if isinstance(value, str):
+        value = msgspec.json.decode(value) if value else []
+    if not isinstance(value, list):
+        raise ValueError(f"expected a list, got {str(value)[:60]!r}")
+    return value
+
+
+def _shapes_of(argument: Any, kind: str) -> tuple[tuple[int, ...], ...]:
+    if not isinstance(argument, list):
+        raise ValueError(f"expected a shape, got {str(argument)[:60]!r}")
+    if any(isinstance(entry, list) for entry in argument):
+        return tuple(_shape(entry) for entry in argument)
+    if kind == "TensorList" or kind in _NOT_TENSORS:
+        return ()
+    if kind == "?" and not argument:
+        return ()
+    return (_shape(argument),)
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(type(n) is int for n in value):
+        raise ValueError(f"expected a shape, got {str(value)[:60]!r}")
+    return tuple(value)

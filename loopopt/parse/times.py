@@ -1,0 +1,55 @@
+"""Microseconds as written in a trace -> whole nanoseconds, exactly.
+
+A float64 holds microseconds with three decimals only below 2**43 (about 100 days). Traces before the relative
+time base of 2024 count from 1970, where float64 keeps a quarter of a microsecond: those are read as decimals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal
+
+import numpy as np
+from numpy.typing import NDArray
+
+EXACT_BELOW_US = 2.0**43
+"""Float64 spacing below this is under 0.001 us, so the nearest nanosecond is the one that was written."""
+
+MAX_NS = 2**62
+"""Times beyond (the year 2116) are refused; sums of two stay inside int64."""
+
+
+def needs_decimals(values: Sequence[int | float]) -> bool:
+    """Whether a float among the values is too large to be told to the nanosecond."""
+    return any(type(v) is float and not -EXACT_BELOW_US < v < EXACT_BELOW_US for v in values)
+
+
+def first_out_of_range(values: Sequence[int | float | Decimal]) -> int | None:
+    """Index of the first time (us) that does not fit, or None."""
+    bound = MAX_NS // 1000
+    for index, value in enumerate(values):
+        if not -bound < value < bound:
+            return index
+    return None
+
+
+def to_ns(values: Sequence[int | float | Decimal]) -> NDArray[np.int64]:
+    """Nanoseconds, int64 (len(values),), of microseconds that `first_out_of_range` accepted.
+
+    More than three decimals are rounded to the nearest nanosecond.
+    """
+    kinds = set(map(type, values))
+    if Decimal in kinds:
+        exact = [int((Decimal(v) * 1000).to_integral_value()) for v in values]
+        return np.array(exact, dtype=np.int64)
+    if kinds <= {int}:
+        return np.array(values, dtype=np.int64) * 1000
+    if float in kinds and int in kinds:
+        # An integer beyond 2**53 would lose digits in the float path.
+        whole = np.array([int(v // 1) for v in values], dtype=np.int64)
+        part = np.array([v - int(v // 1) for v in values], dtype=np.float64)
+    else:
+        floats = np.array(values, dtype=np.float64)
+        floor = np.floor(floats)
+        whole, part = floor.astype(np.int64), floats - floor
+    return whole * 1000 + np.rint(part * 1000).astype(np.int64)
