@@ -123,7 +123,10 @@ def comparable(order: tuple[torch_api.CollectiveCall, ...]) -> str:
     def number(match: re.Match[str]) -> str:
         return groups.setdefault(match.group(1), f"group{len(groups)}")
 
-    return "\n".join(f"{call.op}({_GROUP.sub(number, _OFFSET.sub(r'\1*)', call.arguments))})" for call in order)
+    def arguments(call: torch_api.CollectiveCall) -> str:
+        return _GROUP.sub(number, _OFFSET.sub(r"\1*)", call.arguments))
+
+    return "\n".join(f"{call.op}({arguments(call)})" for call in order)
 
 
 def _digest(order: tuple[torch_api.CollectiveCall, ...]) -> str:
