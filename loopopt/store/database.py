@@ -408,8 +408,9 @@ class Store:
             while self.size_bytes() > max_bytes and self._forget_some():
                 pass
             with self._errors():
-                # Gives the free pages, and then the log, back to the file system.
-                self._connection.execute("PRAGMA incremental_vacuum").fetchall()
+                # Gives the free pages, and then the log, back to the file system. (`execute` would step the
+                # first pragma once, which frees one page.)
+                self._connection.executescript("PRAGMA incremental_vacuum")
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             return self.size_bytes()
 

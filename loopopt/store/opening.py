@@ -79,8 +79,9 @@ def _open(path: Path) -> sqlite3.Connection:
         raise StoreError(f"{path}: {err.strerror}; check that the state directory is writable by this user") from err
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     try:
-        # Takes effect only before the first page is written, so it must precede the switch to WAL.
-        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        if connection.execute("PRAGMA page_count").fetchone()[0] == 0:
+            # Takes effect only before the first page is written, so it must precede the switch to WAL.
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         mode = str(connection.execute("PRAGMA journal_mode = WAL").fetchone()[0])
         if mode.lower() != "wal":
             raise StoreError(
