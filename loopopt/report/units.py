@@ -1,0 +1,33 @@
+"""Microseconds and shares as people read them; "-" for what was not measured."""
+
+from __future__ import annotations
+
+
+def seconds(duration_us: float | None) -> str:
+    """A duration in the unit that fits.
+
+    >>> seconds(12.34), seconds(1_234.5), seconds(912_345.0), seconds(3_210_000.0), seconds(None)
+    ('12.3 us', '1.23 ms', '912 ms', '3.21 s', '-')
+    """
+    if duration_us is None:
+        return "-"
+    size = abs(duration_us)
+    if size >= 1e6:
+        return f"{_three_digits(duration_us / 1e6)} s"
+    if size >= 1e3:
+        return f"{_three_digits(duration_us / 1e3)} ms"
+    return f"{_three_digits(duration_us)} us"
+
+
+def percent(share: float | None) -> str:
+    """A share with its sign.
+
+    >>> percent(0.2031), percent(-0.004), percent(None)
+    ('+20.3 %', '-0.4 %', '-')
+    """
+    return "-" if share is None else f"{share * 100:+.1f} %"
+
+
+def _three_digits(value: float) -> str:
+    digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+    return f"{value:.{digits}f}" if value else "0"
