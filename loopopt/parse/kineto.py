@@ -96,10 +96,8 @@ def _offset_of(text: bytes, message: str) -> int | None:
 
 def _event_offset(text: bytes, index: int) -> int | None:
     try:
-        if text.lstrip()[:1] == b"[":
-            raws = schema.RAW_ARRAY.decode(text)
-        else:
-            raws = schema.RAW_OBJECT.decode(text).events
+        is_array = text.lstrip()[:1] == b"["
+        raws = schema.RAW_ARRAY.decode(text) if is_array else schema.RAW_OBJECT.decode(text).events
     except (msgspec.MsgspecError, RecursionError):
         return None
     offset = max(text.find(b'"traceEvents"'), 0)

@@ -27,9 +27,7 @@ def read_signature(shapes: bytes, types: bytes, values: bytes) -> Signature | No
     type_names = tuple(str(t) for t in _list(types))
     arguments = _list(shapes)
     known = len(type_names) == len(arguments)
-    decoded = tuple(
-        _shapes_of(argument, type_names[i] if known else "?") for i, argument in enumerate(arguments)
-    )
+    decoded = tuple(_shapes_of(argument, type_names[i] if known else "?") for i, argument in enumerate(arguments))
     return Signature(type_names if known else ("?",) * len(arguments), decoded, tuple(str(v) for v in _list(values)))
 
 
