@@ -215,9 +215,9 @@ def _panel_json(panel: Panel, number: int, position: dict[str, int]) -> dict[str
         {"refId": chr(ord("A") + i), "datasource": _SOURCE, "expr": query, "legendFormat": legend, "instant": stat}
         for i, (query, legend) in enumerate(panel.queries)
     ]
-    custom = (
-        {} if stat else {"custom": {"fillOpacity": 10, "stacking": {"mode": "normal" if panel.stacked else "none"}}}
-    )
+    defaults: dict[str, Any] = {"unit": panel.unit}
+    if not stat:
+        defaults["custom"] = {"fillOpacity": 10, "stacking": {"mode": "normal" if panel.stacked else "none"}}
     options: dict[str, Any] = {"legend": {"displayMode": "list", "placement": "bottom", "showLegend": True}}
     if stat:
         named = panel.title in ("Plan", "Ranks")
