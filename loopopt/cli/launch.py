@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from loopopt import wire
 from loopopt.errors import JobError
@@ -51,7 +51,13 @@ def restore_signals(mask: set[signal.Signals]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def run_in_foreground(command: list[str], environ: Mapping[str, str], mask: set[signal.Signals]) -> int:
+def run_in_foreground(
+    command: list[str],
+    environ: Mapping[str, str],
+    mask: set[signal.Signals],
+    started: Callable[[], None] = lambda: None,
+    output: int | None = None,
+) -> int:
     """Run the command to its end.
 
     A signal sent to this process is passed on to the command. One that the terminal sent (Ctrl-C, Ctrl-\\,
@@ -61,6 +67,8 @@ def run_in_foreground(command: list[str], environ: Mapping[str, str], mask: set[
         command: program and arguments.
         environ: its environment.
         mask: signal mask to give it, from `block_signals`.
+        started: called once it runs (threads are best begun here, after the fork).
+        output: file descriptor for its stdout and stderr; this process's own if None.
 
     Returns:
         Its exit code, 128 + n if signal n ended it.
@@ -73,11 +81,12 @@ def run_in_foreground(command: list[str], environ: Mapping[str, str], mask: set[
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     try:
-        child = subprocess.Popen(command, env=dict(environ), preexec_fn=before_exec)
+        child = subprocess.Popen(command, env=dict(environ), stdout=output, stderr=output, preexec_fn=before_exec)
     except FileNotFoundError as err:
         raise _cannot_start(f"{command[0]}: command not found", COMMAND_NOT_FOUND) from err
-    except (PermissionError, OSError) as err:
+    except OSError as err:
         raise _cannot_start(f"{command[0]}: cannot be run: {err.strerror}", COMMAND_NOT_EXECUTABLE) from err
+    started()
     while True:
         # A child that ended before the wait is found here: SIGCHLD stays pending while it is blocked.
         code = child.poll()

@@ -91,7 +91,9 @@ def picture_svg(ranks: Sequence[RankTimeline], longest_us: float, name: str = "s
     for tick_us in _ticks(longest_us):
         x = _LEFT + tick_us * per_us
         parts.append(f'<line class="tick" x1="{x:.1f}" y1="0" x2="{x:.1f}" y2="{bottom}"/>')
-        parts.append(f'<text class="faint" x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{seconds(tick_us)}</text>')
+        parts.append(
+            f'<text class="faint" x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{seconds(tick_us)}</text>'
+        )
     for row, rank in enumerate(ranks):
         top = row * rank_height
         parts.append(f'<text x="0" y="{top + 13}">rank {rank.rank}</text>')

@@ -129,10 +129,8 @@ def summarize(status: Mapping[str, Any]) -> Summary:
     before = _before(status)
     active = str(status.get("active_plan") or AS_IT_WAS)
     in_force = _latest(status, active) if active != AS_IT_WAS else None
-    if active == AS_IT_WAS:
-        after = before
-    else:
-        after = _side(in_force or {}, active, str(status.get("active_label") or active))
+    label = str(status.get("active_label") or active)
+    after = before if active == AS_IT_WAS else _side(in_force or {}, active, label)
     counters = status.get("counters") or {}
     return Summary(
         job=str(status.get("job") or ""),

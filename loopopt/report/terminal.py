@@ -123,7 +123,8 @@ def _trials(summary: Summary) -> Table:
         interval = _interval(trial.gain, trial.gain_low, trial.gain_high)
         table.add_row(
             escape(trial.label or trial.plan_id),
-            _VERDICTS.get(trial.verdict, escape(trial.verdict)) + (f"\n[dim]{escape(trial.reason)}[/]" if trial.reason else ""),
+            _VERDICTS.get(trial.verdict, escape(trial.verdict))
+            + (f"\n[dim]{escape(trial.reason)}[/]" if trial.reason else ""),
             seconds(trial.step_us),
             interval,
             seconds(trial.exposed_us),
