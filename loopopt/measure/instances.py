@@ -150,8 +150,9 @@ def _of_kernels(trace: RankTrace, activity: Activity, rank: int) -> list[Instanc
 
 def _metadata(trace: RankTrace, row: int, note: int) -> CollectiveArgs | None:
     for candidate in (row, note):
-        if candidate >= 0 and trace.collective[candidate] != NO_ID:
-            return trace.collectives[trace.collective[candidate]]
+        index = int(trace.collective[candidate]) if candidate >= 0 else NO_ID
+        if index != NO_ID:
+            return trace.collectives[index]
     return None
 
 

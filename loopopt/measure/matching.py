@@ -43,8 +43,8 @@ class Match:
 
     Attributes:
         places: (rank, index of the instance) of each member, by rank.
-        arrivals: each member's share of waiting, own arrival to last arrival, same order.
-        transfers: each member's own completion minus the last arrival, never negative.
+        skews_ns: each member's waiting, own arrival to last arrival, same order.
+        transfers_ns: each member's own completion minus the last arrival, never negative.
         completion_ns: last completion minus last arrival.
     """
 
@@ -265,13 +265,13 @@ def _fine_clock(
     frontier = [start]
     while frontier:
         here = frontier.pop(0)
-        for (a, b), samples in sorted(apart.items()):
-            if a != here or b in correction:
+        for (near, far), samples in sorted(apart.items()):
+            if near != here or far in correction:
                 continue
             values = np.array(samples, np.int64)
             middle = int(np.median(values))
             scatter = float(np.median(np.abs(values - middle)))
             believable = len(values) >= 3 and abs(middle) > max(5 * scatter, 200_000)
-            correction[b] = correction[a] + (middle if believable else 0)
-            frontier.append(b)
+            correction[far] = correction[near] + (middle if believable else 0)
+            frontier.append(far)
     return {rank: rough[rank] + correction.get(host_of[rank], 0) for rank in ranks}

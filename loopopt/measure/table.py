@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -11,8 +12,9 @@ from loopopt.measure import naming
 from loopopt.measure.activity import Activity, rows_named
 from loopopt.measure.breakdown import NS_PER_US
 from loopopt.measure.instances import Instance
+from loopopt.measure.intervals import Times
 from loopopt.measure.matching import Matching
-from loopopt.measure.nesting import enclosing, outermost
+from loopopt.measure.nesting import Rows, enclosing, outermost
 from loopopt.timing import CollectiveCurve, Duration, compute_key
 from loopopt.traces import NO_ID, Category, RankTrace, Signature
 
@@ -31,6 +33,16 @@ _TENSOR_ARGUMENTS = {
     "aten::addbmm": 3,
     "aten::baddbmm": 3,
 }
+
+# Views and bare allocations do no work; what they take in eager mode says nothing about compiled code.
+_FREE = re.compile(
+    r"aten::("
+    r"alias|as_strided|as_strided_|chunk|detach|detach_|diagonal|empty|empty_like|empty_strided|expand|"
+    r"expand_as|item|lift_fresh|narrow|permute|requires_grad_|reshape|resize_|result_type|select|slice|split|"
+    r"split_with_sizes|squeeze|squeeze_|swapaxes|t|transpose|transpose_|unbind|unfold|_unsafe_view|unsqueeze|"
+    r"unsqueeze_|view|view_as"
+    r")"
+)
 
 _NOT_IN_TABLE = frozenset({naming.UNKNOWN_KIND, "barrier", "send", "recv", "send_recv"})
 
@@ -81,7 +93,7 @@ def compute_samples(trace: RankTrace, activity: Activity) -> dict[str, list[int]
         place = (int(trace.name[row]), int(trace.signature[row]))
         if place not in keys:
             name = trace.names[place[0]]
-            known = place[1] != NO_ID and name.startswith("aten::")
+            known = place[1] != NO_ID and name.startswith("aten::") and not _FREE.fullmatch(name)
             keys[place] = key_of(name, trace.signatures[place[1]]) if known else None
         key = keys[place]
         if key is not None and duration > 0:
@@ -113,9 +125,7 @@ def key_of(operator: str, signature: Signature) -> str | None:
     return compute_key(operator, shapes[: _TENSOR_ARGUMENTS.get(operator)], naming.dtype_name(dtype))
 
 
-def _kernel_time(
-    trace: RankTrace, operators: np.ndarray[tuple[int], np.dtype[np.intp]]
-) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _kernel_time(trace: RankTrace, operators: Rows) -> Times:
     """Summed duration of the compute kernels launched inside each operator, ns."""
     total = np.zeros(len(operators), np.int64)
     kernels = np.flatnonzero((trace.category == Category.KERNEL) & (trace.correlation > 0))

@@ -62,7 +62,7 @@ def coarsen(found: Intervals, limit: int) -> Intervals:
 def _named(
     instances: Sequence[Instance], starts: Times, ends: Times, lane: str, step: Step, limit: int
 ) -> list[TimelineSpan]:
-    inside = np.flatnonzero(ends > starts)
+    inside: list[int] = np.flatnonzero(ends > starts).tolist()
     if len(inside) <= limit:
         return [
             TimelineSpan(lane, instances[i].kind, _us(int(starts[i]), step), _us(int(ends[i]), step)) for i in inside

@@ -11,6 +11,7 @@ from loopopt.errors import TraceError
 from loopopt.measure.activity import Activity, Step, find_activity, find_steps
 from loopopt.measure.breakdown import NS_PER_US, breakdowns, exposed_shares
 from loopopt.measure.instances import Instance, find_instances
+from loopopt.measure.intervals import Times
 from loopopt.measure.matching import Matching, RankInstances, match_ranks
 from loopopt.measure.table import collective_curves, compute_durations, compute_samples
 from loopopt.measure.timeline import timeline
@@ -125,9 +126,7 @@ def _totals(
     exposed_ns: Sequence[int],
     waits: Mapping[tuple[int, int], tuple[int, int]],
 ) -> tuple[CollectiveTotals, ...]:
-    sums: dict[tuple[str, str, int], np.ndarray[tuple[int], np.dtype[np.int64]]] = defaultdict(
-        lambda: np.zeros(6, np.int64)
-    )
+    sums: dict[tuple[str, str, int], Times] = defaultdict(lambda: np.zeros(6, np.int64))
     for index, (it, exposed) in enumerate(zip(instances, exposed_ns, strict=True)):
         skew, transfer = waits.get((rank, index), (0, 0))
         sums[(it.kind, it.group, it.group_size)] += np.array(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Hashable, Sequence
-from decimal import Decimal
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -38,7 +37,6 @@ _CATEGORIES = {
     "xpu_runtime": Category.RUNTIME,
 }
 
-_File = schema.File[int | float] | schema.File[Decimal]
 Item = TypeVar("Item", bound=Hashable)
 
 
@@ -58,17 +56,18 @@ def parse_trace(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> 
     """
     where = os.fspath(path)
     text = read_text(where, max_bytes)
-    file: _File = _decode(where, text, schema.FAST_OBJECT, schema.FAST_ARRAY)
+    file = _decode(where, text, schema.FAST_OBJECT, schema.FAST_ARRAY)
     if needs_decimals([t for e in file.events for t in (e.ts, e.dur) if t is not None]):
         file = _decode(where, text, schema.EXACT_OBJECT, schema.EXACT_ARRAY)
     return _columns(where, text, file)
 
 
-def _decode(path: str, text: bytes, as_object: Any, as_array: Any) -> Any:
+def _decode(path: str, text: bytes, as_object: Any, as_array: Any) -> schema.File[Any]:
     try:
         if text.lstrip()[:1] == b"[":
             return schema.File(events=as_array.decode(text))
-        return as_object.decode(text)
+        decoded: schema.File[Any] = as_object.decode(text)
+        return decoded
     except msgspec.ValidationError as err:
         raise TraceError(path, f"wrong field: {err}", _offset_of(text, str(err))) from err
     except msgspec.DecodeError as err:
@@ -108,7 +107,7 @@ def _event_offset(text: bytes, index: int) -> int | None:
     return begin if raws[: index + 1] else None
 
 
-def _columns(path: str, text: bytes, file: _File) -> RankTrace:
+def _columns(path: str, text: bytes, file: schema.File[Any]) -> RankTrace:
     kept: list[Any] = []
     codes: list[int] = []
     places: list[int] = []

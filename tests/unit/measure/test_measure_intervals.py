@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,7 +32,7 @@ def instants(pairs: list[tuple[int, int]]) -> set[int]:
 def held(found: iv.Intervals) -> set[int]:
     pairs = list(zip(found.starts.tolist(), found.ends.tolist(), strict=True))
     assert all(a < b for a, b in pairs), "no interval is empty"
-    assert all(x[1] < y[0] for x, y in zip(pairs, pairs[1:], strict=False)), "sorted, apart, not touching"
+    assert all(x[1] < y[0] for x, y in pairwise(pairs)), "sorted, apart, not touching"
     return instants(pairs)
 
 
