@@ -24,6 +24,7 @@ COLLECTIVES: Final = (
     "scatter",
     "send",
     "recv",
+    "send_recv",
     "barrier",
 )
 """Values of the label `collective`, besides "other"."""
