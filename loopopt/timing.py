@@ -19,7 +19,7 @@ import hashlib
 import json
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from loopopt.errors import WireError
@@ -120,8 +120,8 @@ class TimingTable:
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; `from_json` is the inverse."""
         return {
-            "collectives": [asdict(c) for c in self.collectives],
-            "compute": {k: [d.count, d.median_us, d.spread_us] for k, d in sorted(self.compute.items())},
+            "collectives": [_curve_json(c) for c in self.collectives],
+            "compute": {k: _duration_json(d) for k, d in sorted(self.compute.items())},
             "fingerprint": dict(sorted(self.fingerprint.items())),
         }
 
@@ -140,7 +140,7 @@ class TimingTable:
                     group_size=int(c["group_size"]),
                     sizes=tuple(int(s) for s in c["sizes"]),
                     durations=tuple(
-                        Duration(int(d["count"]), float(d["median_us"]), float(d["spread_us"]))
+                        Duration(int(d[0]), float(d[1]), float(d[2]))
                         for d in c["durations"]
                     ),
                 )
@@ -151,6 +151,21 @@ class TimingTable:
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as err:
             raise WireError(f"timing table: not of the expected form ({err!r})") from err
         return cls(curves, compute, fingerprint)
+
+
+def _duration_json(duration: Duration) -> list[float]:
+    # Numbers are made floats here, so that a table has the same digest before and after its way over the wire.
+    return [int(duration.count), float(duration.median_us), float(duration.spread_us)]
+
+
+def _curve_json(curve: CollectiveCurve) -> dict[str, Any]:
+    return {
+        "kind": curve.kind,
+        "group": curve.group,
+        "group_size": curve.group_size,
+        "sizes": list(curve.sizes),
+        "durations": [_duration_json(d) for d in curve.durations],
+    }
 
 
 def compute_key(op: str, shapes: Sequence[Sequence[int]], dtype: str) -> str:

@@ -1,0 +1,1 @@
+"""The daemon: the one place that knows all the rooms, and closes the loop."""

@@ -1,0 +1,515 @@
+"""One daemon per job and node: serves the agents, drives the loop, exports metrics, answers the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import signal
+import socket
+import struct
+import sys
+import time
+from collections import deque
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import loopopt
+from loopopt import wire
+from loopopt.config import LoopConfig
+from loopopt.control import Action, Loop, Note, Propose, SendApply, SendCapture, SendRelease
+from loopopt.daemon.memory import Memory
+from loopopt.daemon.ranks import Registry
+from loopopt.errors import DaemonError, LoopoptError, WireError
+from loopopt.export import MetricsServer, Snapshot, start_server, window_counters
+from loopopt.measure import measurement_from_json
+from loopopt.measurement import WindowMeasurement
+from loopopt.plan import propose
+from loopopt.plans import BASELINE
+from loopopt.store import WindowRow, prune_traces
+
+log = logging.getLogger("loopopt.daemon")
+
+_TICK_S = 0.25
+_STORE_MAX_BYTES = 200_000_000
+_STORE_MAX_WINDOWS = 500
+_GRACE_S = 20.0
+
+
+class Window:
+    """A window that was asked for: which ranks have answered, and with what."""
+
+    def __init__(self, window_id: str, plan_id: str, asked_s: float) -> None:
+        self.window_id = window_id
+        self.plan_id = plan_id
+        self.asked_s = asked_s
+        self.answers: dict[int, wire.WindowDone] = {}
+
+
+class Daemon:
+    """All live state of one daemon."""
+
+    def __init__(self, job_dir: Path, config: LoopConfig) -> None:
+        self.job_dir = job_dir
+        self.config = config
+        self.notes: deque[str] = deque(maxlen=100)
+        self.memory = Memory(job_dir / wire.STATE_NAME, self.note)
+        self.memory.load_trials()
+        self.loop = Loop(config, self.memory.load())
+        self.registry = Registry()
+        self.metrics: MetricsServer | None = None
+        self.finished = asyncio.Event()
+        self._windows: dict[str, Window] = {}
+        self._measured: dict[str, dict[str, Any]] = {}
+        self._measuring: set[asyncio.Task[None]] = set()
+        self._last_success_s: float | None = None
+        self._step_us: float = 0.0
+        self._traced_us: dict[int, float] = {}
+
+    def note(self, text: str) -> None:
+        """Say something to a person, in the log and in the status."""
+        log.info("%s", text)
+        self.notes.append(f"{time.strftime('%H:%M:%S')} {text}")
+
+    # ------------------------------------------------------------ agents
+
+    async def serve_agent(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection of one rank. A bad message ends the connection, nothing else."""
+        try:
+            if not _same_user(writer):
+                raise WireError("the peer is another user's process")
+            while line := await reader.readline():
+                self._on_message(wire.decode(line), writer)
+        except (WireError, ValueError) as err:
+            self.note(f"a connection was dropped: {err}")
+            self.memory.count("messages_refused")
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass  # the rank is gone; the registry says so below
+        finally:
+            rank = self.registry.drop(writer)
+            writer.close()
+            if rank is not None and not rank.ended and not rank.disarmed and self.loop.phase != "released":
+                self.carry_out(self.loop.on_lost(f"rank {rank.hello.rank} is gone", time.time()))
+
+    def _on_message(self, message: wire.Message, writer: asyncio.StreamWriter) -> None:
+        now = time.time()
+        if isinstance(message, wire.Hello):
+            fresh = self.registry.hello(message, writer, now)
+            writer.write(wire.encode(wire.Welcome(pid=os.getpid(), loopopt=loopopt.__version__)))
+            if fresh:
+                self.note(f"rank {message.rank} registered (pid {message.pid}, attempt {message.attempt})")
+                if self.loop.phase not in ("waiting", "released"):
+                    self.carry_out(self.loop.on_lost(f"rank {message.rank} was started again", now))
+            return
+        rank = next((r for r in self.registry.ranks.values() if r.writer is writer), None)
+        if rank is None:
+            raise WireError(f"{message.TYPE} before hello")
+        rank.seen_s = now
+        number = rank.hello.rank
+        if getattr(message, "rank", number) != number:
+            raise WireError(f"{message.TYPE} of rank {getattr(message, 'rank', None)} from rank {number}")
+        if isinstance(message, wire.Steps):
+            rank.step = max(rank.step, message.first_step + len(message.durations_us))
+            self.memory.steps(
+                number, message.first_step, message.plan_id, message.kind, message.durations_us, rank.hello.attempt
+            )
+            if message.kind == "plain":
+                self.loop.on_steps(number, message.first_step, message.durations_us, message.plan_id, now)
+            elif message.kind == "traced":
+                self._traced_us[number] = sum(message.durations_us) / len(message.durations_us)
+        elif isinstance(message, wire.Heartbeat):
+            rank.step = max(rank.step, message.step)
+            self.memory.count("agent_us", max(0.0, message.agent_us - rank.agent_us))
+            rank.agent_us = message.agent_us
+            rank.mode, rank.reason = message.mode, message.reason
+            if message.mode == "observe":
+                self.carry_out(self.loop.on_observe(message.reason, now))
+        elif isinstance(message, wire.WindowDone):
+            self._on_window_done(message)
+        elif isinstance(message, wire.PlanResult):
+            self._on_plan_result(message, now)
+        elif isinstance(message, wire.Disarmed):
+            rank.disarmed = message.reason or "no reason given"
+            self.note(f"rank {number} has disarmed itself: {rank.disarmed}")
+            self.carry_out(self.loop.on_observe(self.registry.why_observe(), now))
+        elif isinstance(message, wire.Goodbye):
+            rank.ended = True
+
+    def _on_plan_result(self, message: wire.PlanResult, now: float) -> None:
+        if message.rank == 0 and message.compile_us > 0:
+            self.memory.count("recompiles")
+            self.memory.count("recompile_us", message.compile_us)
+        if message.rank == 0 and message.outcome != "applied":
+            self.memory.count("recompile_failures")
+        before = self.loop.rollbacks
+        self.carry_out(
+            self.loop.on_plan_result(
+                message.rank, message.plan_id, message.outcome, message.reason, message.compile_us, message.step, now
+            )
+        )
+        self._count_rollbacks(before)
+
+    def _count_rollbacks(self, before: int) -> None:
+        if self.loop.rollbacks > before:
+            self.memory.count("rollbacks", self.loop.rollbacks - before)
+
+    # ------------------------------------------------------------ windows
+
+    def _on_window_done(self, message: wire.WindowDone) -> None:
+        window = self._windows.get(message.window_id)
+        if window is None:
+            return
+        window.plan_id = message.plan_id
+        window.answers[message.rank] = message
+        expected = {n for n, r in self.registry.ranks.items() if r.live}
+        if expected <= window.answers.keys():
+            del self._windows[message.window_id]
+            task = asyncio.create_task(self._measure(window))
+            self._measuring.add(task)
+            task.add_done_callback(self._measuring.discard)
+
+    async def _measure(self, window: Window) -> None:
+        answers = list(window.answers.values())
+        errors = [a for a in answers if a.error]
+        if errors:
+            self._window_failed(window, errors[0].error.partition(":")[0], f"rank {errors[0].rank}: {errors[0].error}")
+            return
+        steps = answers[0].steps
+        cost = max(a.overhead_us for a in answers)
+        if self._step_us and self._traced_us:
+            cost += max(0.0, max(self._traced_us.values()) - self._step_us) * steps
+        self.loop.on_window_cost(cost, time.time())
+        paths = [a.path for a in sorted(answers, key=lambda a: a.rank)]
+        hello = next(iter(self.registry.ranks.values())).hello if self.registry.ranks else None
+        fingerprint = (
+            {"torch": hello.torch, "device": hello.device, "world_size": str(hello.world_size), "backend": hello.backend}
+            if hello
+            else {}
+        )
+        try:
+            content = await _measure_in_child(paths, fingerprint, self.config.measure_timeout_s)
+            measured = measurement_from_json(content)
+        except LoopoptError as err:
+            self._window_failed(window, "unreadable", str(err))
+            return
+        finally:
+            await asyncio.to_thread(
+                prune_traces, self.job_dir / wire.TRACE_DIR_NAME, self.config.trace_max_bytes, self.config.trace_keep
+            )
+        now = time.time()
+        self._last_success_s = now
+        row = WindowRow(window.window_id, window.plan_id, answers[0].first_step, steps, now, content)
+        self._measured[window.plan_id] = {"window_id": row.window_id, "plan_id": row.plan_id, "measurement": content}
+        self.memory.window(row)
+        self.memory.table(measured.table.digest, measured.table.to_json(), now)
+        for counter in window_counters(measured):
+            self.memory.count(counter.key, counter.value, dict(counter.labels))
+        for path in paths:
+            with contextlib.suppress(OSError):
+                self.memory.count("trace_bytes", os.stat(path).st_size)
+        for text in measured.notes:
+            self.note(f"window {window.window_id}: {text}")
+        self._on_measured(window.window_id, measured, "")
+        self.memory.prune(_STORE_MAX_BYTES, _STORE_MAX_WINDOWS)
+
+    def _window_failed(self, window: Window, kind: str, reason: str) -> None:
+        self.memory.count("trace_failures", labels={"reason": kind})
+        self.note(f"window {window.window_id} dropped: {reason}")
+        self._on_measured(window.window_id, None, reason)
+
+    def _on_measured(self, window_id: str, measured: WindowMeasurement | None, reason: str) -> None:
+        before = self.loop.rollbacks
+        self.carry_out(self.loop.on_measured(window_id, measured, reason, time.time()))
+        self._count_rollbacks(before)
+
+    # ------------------------------------------------------------ the loop
+
+    def carry_out(self, actions: list[Action]) -> None:
+        """Do what the loop says, and keep its state."""
+        for action in actions:
+            now = time.time()
+            if isinstance(action, Note):
+                self.note(action.text)
+            elif isinstance(action, SendCapture):
+                self.memory.count("trace_requests")
+                self._windows[action.window_id] = Window(action.window_id, self.loop.active.plan_id, now)
+                self._send(wire.Capture(action.window_id, action.steps))
+            elif isinstance(action, SendApply):
+                self._send(wire.Apply(action.plan.to_json()))
+            elif isinstance(action, SendRelease):
+                self._send(wire.Release(action.restore))
+            elif isinstance(action, Propose):
+                proposal = propose(
+                    action.measured.table,
+                    step_us=action.step_us,
+                    exposed_us=action.exposed_us,
+                    min_exposed_share=self.config.min_exposed_share,
+                    memory_increase_gb=self.config.memory_increase_gb,
+                    max_trials=self.config.max_trials,
+                )
+                self.carry_out(self.loop.on_proposal(proposal.plans, proposal.reason, now))
+        for trial in self.loop.changed:
+            self.memory.trial(trial)
+        self.loop.changed.clear()
+        if actions:
+            self.memory.save(self.loop.state)
+
+    def _send(self, message: wire.Message) -> None:
+        leader = self.registry.leader
+        if leader is not None and leader.writer is not None:
+            leader.writer.write(wire.encode(message))
+
+    async def drive(self) -> None:
+        """Ticks, and the ranks' coming and going."""
+        while not self.finished.is_set():
+            now = time.time()
+            if self.loop.phase == "waiting":
+                self._look_for_ranks(now)
+            for rank in self.registry.ranks.values():
+                if rank.writer is not None and now - rank.seen_s > self.config.lost_after_s:
+                    rank.writer.close()
+            late = [w for w in self._windows.values() if now - w.asked_s > self.config.window_timeout_s]
+            for window in late:
+                del self._windows[window.window_id]
+                self._window_failed(window, "timeout", f"answered only by ranks {sorted(window.answers)}")
+            self._step_us = self.loop.current_step_us or self._step_us
+            before = self.loop.rollbacks
+            self.carry_out(self.loop.tick(now))
+            self._count_rollbacks(before)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.finished.wait(), _TICK_S)
+
+    def _look_for_ranks(self, now: float) -> None:
+        if not self.registry.complete(now):
+            return
+        leader = self.registry.leader
+        assert leader is not None
+        # A job says only after some steps that it is not compiled: give it that long.
+        if leader.mode != "observe" and leader.step < 4:
+            return
+        live = sorted(n for n, r in self.registry.ranks.items() if r.live)
+        active = leader.hello.active_plan
+        self.carry_out(self.loop.on_ranks(live, active, self.registry.why_observe(), now))
+
+    # ------------------------------------------------------------ the command line
+
+    async def serve_control(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One question, one answer."""
+        try:
+            line = await asyncio.wait_for(reader.readline(), 10.0)
+            answer = await self._answer(json.loads(line)) if _same_user(writer) else {"error": "not your daemon"}
+        except (ValueError, AttributeError, asyncio.TimeoutError) as err:
+            answer = {"error": f"not a request: {err!r}"}
+        with contextlib.suppress(ConnectionError):
+            writer.write(json.dumps(answer).encode() + b"\n")
+            await writer.drain()
+        writer.close()
+
+    async def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        cmd = request.get("cmd")
+        if cmd == "status":
+            return self.status()
+        if cmd == "table":
+            latest = self.memory.latest_table()
+            return {"digest": latest[0], "table": latest[1]} if latest else {"digest": None, "table": None}
+        if cmd == "plans":
+            return {"active_plan": self.loop.active_id, "trials": self._trials()}
+        if cmd == "windows":
+            return {"windows": self.memory.windows(20) or list(self._measured.values())}
+        if cmd == "detach":
+            return await self._detach(bool(request.get("restore")))
+        if cmd == "shutdown":
+            self.finished.set()
+            return {"ok": True}
+        return {"error": f"unknown command {cmd!r}: this daemon is loopopt {loopopt.__version__}"}
+
+    async def _detach(self, restore: bool) -> dict[str, Any]:
+        leader = self.registry.leader
+        running = leader.hello.active_plan if leader else BASELINE.plan_id
+        self.carry_out(self.loop.on_release(restore, time.time()))
+        if restore and leader is not None:
+            # The switch is made at a step boundary: wait for it as long as steps take.
+            await asyncio.sleep(0)
+            if leader.writer is not None:
+                await leader.writer.drain()
+            await asyncio.sleep(_TICK_S)
+        self.finished.set()
+        return {"ok": True, "restored": restore, "was_running": running}
+
+    def _trials(self) -> list[dict[str, Any]]:
+        return [asdict(row) for row in self.memory.trials.values()]
+
+    def status(self) -> dict[str, Any]:
+        """Everything `loopopt status` and the summaries need."""
+        ranks = self.registry.ranks
+        hello = next(iter(ranks.values())).hello if ranks else None
+        counters = {c.key: c.value for c in self.memory.counters() if not c.labels}
+        observe = self.loop.phase == "observing" or bool(self.registry.why_observe())
+        return {
+            "version": loopopt.__version__,
+            "pid": os.getpid(),
+            "job": hello.job if hello else self.job_dir.name,
+            "dir": str(self.job_dir),
+            "phase": self.loop.phase,
+            "mode": "observe" if observe else "closed_loop",
+            "reason": self.loop.reason or self.registry.why_observe(),
+            "round": self.loop.round,
+            "step": max((r.step for r in ranks.values()), default=0),
+            "world_size": hello.world_size if hello else 0,
+            "ranks": [
+                {
+                    "rank": n,
+                    "pid": r.hello.pid,
+                    "host": r.hello.host,
+                    "state": "ended" if r.ended else r.state(),
+                    "step": r.step,
+                    "reason": r.disarmed or r.reason,
+                }
+                for n, r in sorted(ranks.items())
+            ],
+            "torch": hello.torch if hello else "",
+            "backend": hello.backend if hello else "",
+            "active_plan": self.loop.active_id,
+            "active_label": self.loop.active.label,
+            "baseline_step_us": self.loop.baseline_step_us,
+            "current_step_us": self.loop.current_step_us,
+            "trials": self._trials(),
+            "counters": counters,
+            "metrics_port": self.metrics.port if self.metrics else None,
+            "notes": list(self.notes),
+        }
+
+    def snapshot(self) -> Snapshot:
+        """What a scrape sees (called in the metrics server's thread)."""
+        ranks = dict(self.registry.ranks)
+        hello = next(iter(ranks.values())).hello if ranks else None
+        return Snapshot(
+            version=loopopt.__version__,
+            training_job=hello.job if hello else self.job_dir.name,
+            torch=hello.torch if hello else "",
+            backend=hello.backend if hello else "",
+            not_ready="" if ranks else "no rank has registered",
+            ranks=self.registry.counts(),
+            plan_id=self.loop.active_id if ranks else "",
+            plan_label=self.loop.active.label if ranks else "",
+            baseline_step_us=self.loop.baseline_step_us,
+            current_step_us=self.loop.current_step_us,
+            trace_last_success_s=self._last_success_s,
+            counters=self.memory.counters(),
+            histograms=self.memory.histograms(),
+        )
+
+
+async def _measure_in_child(paths: list[str], fingerprint: dict[str, str], timeout_s: float) -> dict[str, Any]:
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "loopopt.daemon.child",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    request = json.dumps({"paths": paths, "fingerprint": fingerprint}).encode()
+    try:
+        out, err = await asyncio.wait_for(child.communicate(request), timeout_s)
+    except asyncio.TimeoutError:
+        raise DaemonError(f"measuring took more than {timeout_s:.0f} s") from None
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+    if child.returncode != 0:
+        lines = err.decode(errors="replace").strip().splitlines()
+        raise DaemonError(lines[-1] if lines else f"the measuring process ended with code {child.returncode}")
+    content = json.loads(out)
+    if not isinstance(content, dict):
+        raise DaemonError("the measuring process answered something else than a measurement")
+    return content
+
+
+def _same_user(writer: asyncio.StreamWriter) -> bool:
+    """Only our own user (or root) may talk to us, whatever the socket's mode has become."""
+    connection = writer.get_extra_info("socket")
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    uid = struct.unpack("3i", credentials)[1]
+    return uid in (os.getuid(), 0)
+
+
+async def _listen(path: Path, serve: Any) -> asyncio.AbstractServer:
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+    former = os.umask(0o177)
+    try:
+        return await asyncio.start_unix_server(serve, str(path), limit=wire.MAX_MESSAGE_BYTES)
+    finally:
+        os.umask(former)
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
+
+
+async def _run(job_dir: Path, config: LoopConfig) -> None:
+    daemon = Daemon(job_dir, config)
+    events = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        events.add_signal_handler(number, daemon.finished.set)
+    try:
+        try:
+            daemon.metrics = start_server(daemon.snapshot, config.metrics_host, config.metrics_port)
+        except (LoopoptError, OSError) as err:
+            daemon.note(f"no metrics are served: {err}")
+        agents = await _listen(job_dir / wire.SOCKET_NAME, daemon.serve_agent)
+        control = await _listen(job_dir / wire.CONTROL_SOCKET_NAME, daemon.serve_control)
+        about = {
+            "pid": os.getpid(),
+            "metrics_port": daemon.metrics.port if daemon.metrics else None,
+            "version": loopopt.__version__,
+            "started_s": time.time(),
+        }
+        with contextlib.suppress(OSError):
+            _write_atomically(job_dir / "daemon.json", json.dumps(about))
+        daemon.note(f"daemon {os.getpid()} serves {job_dir}")
+        await daemon.drive()
+        agents.close()
+        control.close()
+        for name in (wire.SOCKET_NAME, wire.CONTROL_SOCKET_NAME, "daemon.json"):
+            with contextlib.suppress(OSError):
+                (job_dir / name).unlink()
+    finally:
+        daemon.memory.save(daemon.loop.state)
+        daemon.memory.close()
+        if daemon.metrics is not None:
+            daemon.metrics.close()
+
+
+def run_daemon(job_dir: Path, config: LoopConfig) -> int:
+    """Serve one job until SIGTERM, SIGINT, "shutdown" or "detach"; returns the exit code.
+
+    Raises:
+        DaemonError: another daemon serves this directory, or it cannot be used.
+    """
+    try:
+        job_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.chmod(job_dir, 0o700)
+        lock = os.open(job_dir / "daemon.lock", os.O_CREAT | os.O_RDWR, 0o600)
+    except OSError as err:
+        raise DaemonError(f"{job_dir} cannot be used as a job directory: {err.strerror}") from err
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise DaemonError(f"another daemon serves {job_dir} already (see `loopopt status`)") from None
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    try:
+        asyncio.run(_run(job_dir, config))
+    finally:
+        os.close(lock)
+    return 0
+
+

@@ -1,0 +1,68 @@
+"""The plans of one round. Pure and deterministic: same measurement, same plans, same order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loopopt.plans import Knobs, Plan
+from loopopt.timing import TimingTable
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Plans to try, in this order; "as it was" is always among the choices and not listed.
+
+    Attributes:
+        plans: may be empty.
+        reason: why it is empty.
+    """
+
+    plans: tuple[Plan, ...]
+    reason: str = ""
+
+
+def propose(
+    table: TimingTable,
+    *,
+    step_us: float,
+    exposed_us: float,
+    min_exposed_share: float,
+    memory_increase_gb: float,
+    max_trials: int,
+) -> Proposal:
+    """Plans for a job.
+
+    The scheduler's own memory limit (the smaller of 1 GB and 5 % of the peak) keeps small models from
+    prefetching anything, so the ratio is lifted and the absolute budget is what counts. The plan that most
+    often wins is tried last: if it does, it is in force already and costs no further recompile.
+
+    Args:
+        table: measured durations.
+        step_us: median step time of the job as it was, microseconds.
+        exposed_us: exposed communication in it.
+        min_exposed_share: below it nothing is proposed.
+        memory_increase_gb: budget over the baseline's peak.
+        max_trials: number of plans at most.
+    """
+    if not table.collectives:
+        return Proposal((), "no collective was measured: there is nothing to schedule around")
+    if step_us <= 0 or exposed_us < min_exposed_share * step_us:
+        share = exposed_us / step_us if step_us > 0 else 0.0
+        return Proposal((), f"only {share:.1%} of the step is exposed communication: nothing to gain")
+
+    def plan(label: str, bucketing: bool, pre_bucketing: bool) -> Plan:
+        knobs = Knobs(
+            scheduling=True,
+            collective_bucketing=bucketing,
+            pre_bucketing=pre_bucketing,
+            max_memory_increase_gb=memory_increase_gb,
+            max_memory_increase_ratio=1.0,
+        )
+        return Plan(label, knobs, table)
+
+    plans = (
+        plan("schedule, stock pre-bucketing", True, True),
+        plan("schedule", False, False),
+        plan("schedule + bucket", True, False),
+    )
+    return Proposal(plans[-max_trials:])
