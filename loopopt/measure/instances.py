@@ -61,6 +61,7 @@ class Instance:
         start_ns, end_ns: when this rank's kernel or event ran.
         order_ns: when it was launched, as far as known: instances of one group are in this order on every rank.
         seq: sequence number in the group, `NO_ID` if unknown.
+        thread: stream or backend thread, as an index into `RankTrace.threads`.
     """
 
     kind: str
@@ -72,6 +73,7 @@ class Instance:
     end_ns: int
     order_ns: int
     seq: int = NO_ID
+    thread: int = NO_ID
 
 
 def find_instances(trace: RankTrace, activity: Activity, rank: int) -> list[Instance]:
@@ -106,7 +108,7 @@ def _guess_group(
     if len(members) == 1:
         first = fitting[0]
         return (first.name if len(fitting) == 1 else "", first.size, first.ranks)
-    if not fitting and world and size in (0, world):
+    if not groups and world and size in (0, world):
         return "", world, tuple(range(world))
     return "", size, ()
 
@@ -143,6 +145,7 @@ def _of_kernels(trace: RankTrace, activity: Activity, rank: int) -> list[Instanc
                 end_ns=start + int(trace.duration_ns[row]),
                 order_ns=start,
                 seq=args.seq if args is not None else NO_ID,
+                thread=int(trace.thread[row]),
             )
         )
     return found
@@ -226,9 +229,19 @@ def _of_host_events(trace: RankTrace, activity: Activity, rank: int) -> list[Ins
         if launch is None:
             # Launched before the window began, or by an operator we do not know.
             group, size, members = _group(trace, rank, "", 0, ())
-            factor = size if event_kind == "all_gather" else 1
+            factor = max(size, 1) if event_kind == "all_gather" else 1
             found.append(
-                Instance(event_kind, group, size, members, elements * width * factor, start, start + length, start)
+                Instance(
+                    kind=event_kind,
+                    group=group,
+                    group_size=size,
+                    members=members,
+                    message_bytes=elements * width * factor,
+                    start_ns=start,
+                    end_ns=start + length,
+                    order_ns=start,
+                    thread=int(trace.thread[row]),
+                )
             )
             continue
         launch.left -= 1
@@ -245,6 +258,7 @@ def _of_host_events(trace: RankTrace, activity: Activity, rank: int) -> list[Ins
                 start_ns=start,
                 end_ns=start + length,
                 order_ns=launch.start_ns,
+                thread=int(trace.thread[row]),
             )
         )
     return found
@@ -296,11 +310,20 @@ def _event_size(trace: RankTrace, row: int) -> tuple[int, int]:
 
 
 def _named_group(launch: _Launch) -> tuple[str, int]:
-    """(group name, group size) as far as a functional operator's recorded arguments tell."""
-    values = launch.signature.values if launch.signature is not None and launch.functional else ()
-    name = _argument(values, _GROUP_ARGUMENT.get(launch.operator))
-    size = _argument(values, _SIZE_ARGUMENT.get(launch.operator))
-    return name.strip("'\""), int(size) if size.isdecimal() and len(size) < 10 else 0
+    """(group name, group size) as far as the operator's recorded arguments tell."""
+    signature = launch.signature
+    if signature is None:
+        return "", 0
+    if launch.functional:
+        name = _argument(signature.values, _GROUP_ARGUMENT.get(launch.operator))
+        size = _argument(signature.values, _SIZE_ARGUMENT.get(launch.operator))
+        return name.strip("'\""), int(size) if size.isdecimal() and len(size) < 10 else 0
+    if launch.operator in ("_allgather_base_", "_reduce_scatter_base_") and len(signature.shapes) > 1:
+        # (output, input): one is the group's size times the other.
+        sizes = sorted(sum(prod(shape) for shape in shapes) for shapes in signature.shapes[:2])
+        if sizes[0] and sizes[1] % sizes[0] == 0:
+            return "", sizes[1] // sizes[0]
+    return "", 0
 
 
 def _argument(values: tuple[str, ...], place: int | None) -> str:

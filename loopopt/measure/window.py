@@ -10,6 +10,7 @@ import numpy as np
 from loopopt.errors import TraceError
 from loopopt.measure.activity import Activity, Step, find_activity, find_steps
 from loopopt.measure.breakdown import NS_PER_US, breakdowns, exposed_shares
+from loopopt.measure.groups import resolve_groups
 from loopopt.measure.instances import Instance, find_instances
 from loopopt.measure.intervals import Times
 from loopopt.measure.matching import Matching, RankInstances, match_ranks
@@ -41,7 +42,10 @@ def measure_window(traces: Sequence[RankTrace], *, fingerprint: dict[str, str] |
     by_rank = _by_rank(traces, notes)
     activities = {rank: find_activity(trace) for rank, trace in by_rank.items()}
     steps = {rank: find_steps(trace) for rank, trace in by_rank.items()}
-    instances = {rank: find_instances(trace, activities[rank], rank) for rank, trace in by_rank.items()}
+    instances = resolve_groups(
+        {rank: find_instances(trace, activities[rank], rank) for rank, trace in by_rank.items()},
+        {rank: trace.groups for rank, trace in by_rank.items()},
+    )
     matching = match_ranks(
         {rank: RankInstances(trace.host, instances[rank], steps[rank]) for rank, trace in by_rank.items()}
     )
