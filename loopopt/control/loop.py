@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loopopt.config import LoopConfig
-from loopopt.control.compare import Gain, compare, spread
+from loopopt.control.compare import Gain, compare
 from loopopt.measurement import WindowMeasurement
 from loopopt.plans import BASELINE, Plan
 
