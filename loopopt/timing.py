@@ -63,7 +63,8 @@ class CollectiveCurve:
 
         Below the smallest size the smallest size's time is a floor for latency (the line through
         the two smallest sizes is followed down but never below half of it); above the largest the
-        line through the two largest is followed, never at a higher bandwidth than the largest showed.
+        line through the two largest is followed, never at more than twice the bandwidth
+        the largest showed.
         """
         times = [d.median_us for d in self.durations]
         sizes = self.sizes

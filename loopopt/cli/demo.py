@@ -22,9 +22,10 @@ DEMO_SETTINGS: tuple[str, ...] = ()
 def demo(steps: int, rate: str, out: str, no_shape: bool, settings: tuple[str, ...]) -> int:
     """Run the loop on a small real job.
 
-    A small transformer, its parameters sharded over two ranks: real processes, real collectives over gloo, real traces and recompiles. The loopback is slowed down to RATE
-    in a network namespace of its own where that is possible; the demo says whether it was. Takes up to three
-    minutes; ends with a table, and with a picture of one step before and after in OUT.
+    A small transformer, its parameters sharded over two ranks: real processes, real collectives over gloo, real
+    traces and recompiles. The loopback is slowed down to RATE in a network namespace of its own where that is
+    possible; the demo says whether it was. Takes up to three minutes; ends with a table, and with a picture of
+    one step before and after in OUT.
 
     \b
     Examples:

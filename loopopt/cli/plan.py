@@ -33,5 +33,5 @@ def show(job: str | None, as_json: bool) -> int:
 
     from loopopt.report.terminal import plans_view
 
-    Console().print(plans_view(list(answer.get("plans") or ())))
+    Console().print(plans_view(answer["trials"], answer["active_plan"]))
     return 0

@@ -98,8 +98,8 @@ class Summary:
 
     @property
     def tried(self) -> int:
-        """Plans that ran on the job: neither infeasible nor unused."""
-        return sum(trial.verdict in ("kept", "rolled_back", "running") for trial in self.trials)
+        """Plans that ran on the job until they could be judged: neither infeasible nor unused."""
+        return sum(t.verdict in ("kept", "rolled_back", "running") and t.gain is not None for t in self.trials)
 
     def sentence(self) -> str:
         """The outcome in one sentence."""
@@ -125,7 +125,7 @@ class Summary:
 
 def summarize(status: Mapping[str, Any]) -> Summary:
     """The record from a status; an empty status gives an empty record."""
-    trials = tuple(_trial(t) for t in status.get("trials") or () if t.get("verdict") != "baseline")
+    trials = tuple(_trial(t) for t in status.get("trials") or () if t.get("plan_id") != AS_IT_WAS)
     before = _before(status)
     active = str(status.get("active_plan") or AS_IT_WAS)
     in_force = _latest(status, active) if active != AS_IT_WAS else None
@@ -152,8 +152,7 @@ def summarize(status: Mapping[str, Any]) -> Summary:
 
 
 def _before(status: Mapping[str, Any]) -> Side:
-    baselines = [t for t in status.get("trials") or () if t.get("verdict") == "baseline"]
-    return _side(baselines[-1] if baselines else {}, AS_IT_WAS, "as it was")
+    return _side(_latest(status, AS_IT_WAS) or {}, AS_IT_WAS, "as it was")
 
 
 def _latest(status: Mapping[str, Any], plan_id: str) -> Mapping[str, Any] | None:

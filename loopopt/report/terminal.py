@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -14,6 +14,7 @@ from loopopt.report.summary import Side, Summary
 from loopopt.report.units import percent, seconds
 
 _VERDICTS = {
+    "baseline": "the job's own",
     "kept": "[green]kept[/]",
     "rolled_back": "[yellow]rolled back[/]",
     "infeasible": "[red]infeasible[/]",
@@ -47,8 +48,10 @@ def status_view(status: Mapping[str, Any], summary: Summary) -> RenderableType:
     head.add_row("step", str(summary.step))
     head.add_row("plan", escape(f"{summary.after.label} ({summary.after.plan_id})"))
     head.add_row("ranks", escape(_ranks(status)))
-    if url := status.get("metrics_url"):
-        head.add_row("metrics", escape(str(url)))
+    if port := status.get("metrics_port"):
+        head.add_row("metrics", f"port {port}, /metrics")
+    for note in list(status.get("notes") or ())[-3:]:
+        head.add_row("", f"[dim]{escape(str(note))}[/]")
     return Group(head, summary_view(summary))
 
 
@@ -81,15 +84,15 @@ def table_view(table: Mapping[str, Any]) -> RenderableType:
     return Group(collectives, compute)
 
 
-def plans_view(plans: list[Mapping[str, Any]]) -> RenderableType:
-    """Plans with the settings they make; the one in force is marked."""
+def plans_view(trials: Sequence[Mapping[str, Any]], active_plan: str) -> RenderableType:
+    """Plans with the settings they make; the one in force is marked. A plan tried again shows its last trial."""
     view = Table()
     for name in ("", "plan", "label", "verdict", "settings", "table"):
         view.add_column(name)
-    for plan in plans:
+    for plan in {trial.get("plan_id"): trial for trial in trials}.values():
         knobs = {k: v for k, v in (plan.get("knobs") or {}).items() if v is not None}
         view.add_row(
-            "*" if plan.get("active") else "",
+            "*" if plan.get("plan_id") == active_plan else "",
             escape(str(plan.get("plan_id") or "")),
             escape(str(plan.get("label") or "")),
             _VERDICTS.get(str(plan.get("verdict")), escape(str(plan.get("verdict") or "-"))),
