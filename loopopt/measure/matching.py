@@ -30,6 +30,8 @@ _TOLERANCE_NS = 100_000
 _MAX_PAIRS = 4_000_000
 """Bound on comparisons when looking for an offset; beyond, only offsets near zero are tried."""
 
+_MOST_BYTES = 2**62
+
 _AGREEMENT_SLACK = 0.02
 """Offsets whose share of agreeing sizes is this near the best are told apart by time."""
 
@@ -165,7 +167,7 @@ def _by_order(instances: Mapping[int, Sequence[Instance]], clock: Mapping[int, i
     # The longest sequence is the best ruler to lay the others against.
     reference = max(sorted(instances), key=lambda r: len(instances[r]))
     ends = {r: np.array([it.end_ns - clock[r] for it in its], np.int64) for r, its in instances.items()}
-    sizes = {r: np.array([it.message_bytes for it in its], np.int64) for r, its in instances.items()}
+    sizes = {r: np.array([min(it.message_bytes, _MOST_BYTES) for it in its], np.int64) for r, its in instances.items()}
     keyed: dict[int, _Keyed] = {}
     for rank in instances:
         shift = 0 if rank == reference else best_shift(ends[reference], sizes[reference], ends[rank], sizes[rank])

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from loopopt.errors import TraceError
 from loopopt.measure.activity import Activity, Step, find_activity, find_steps
 from loopopt.measure.breakdown import NS_PER_US, breakdowns, exposed_shares
 from loopopt.measure.groups import resolve_groups
 from loopopt.measure.instances import Instance, find_instances
-from loopopt.measure.intervals import Times
 from loopopt.measure.matching import Matching, RankInstances, match_ranks
 from loopopt.measure.table import collective_curves, compute_durations, compute_samples
 from loopopt.measure.timeline import timeline
@@ -130,23 +127,23 @@ def _totals(
     exposed_ns: Sequence[int],
     waits: Mapping[tuple[int, int], tuple[int, int]],
 ) -> tuple[CollectiveTotals, ...]:
-    sums: dict[tuple[str, str, int], Times] = defaultdict(lambda: np.zeros(6, np.int64))
+    sums: dict[tuple[str, str, int], list[int]] = defaultdict(lambda: [0] * 6)
     for index, (it, exposed) in enumerate(zip(instances, exposed_ns, strict=True)):
         skew, transfer = waits.get((rank, index), (0, 0))
-        sums[(it.kind, it.group, it.group_size)] += np.array(
-            (1, it.message_bytes, it.end_ns - it.start_ns, transfer, skew, exposed), np.int64
-        )
+        values = (1, it.message_bytes, it.end_ns - it.start_ns, transfer, skew, exposed)
+        key = (it.kind, it.group, it.group_size)
+        sums[key] = [known + value for known, value in zip(sums[key], values, strict=True)]
     return tuple(
         CollectiveTotals(
             kind=kind,
             group=group,
             group_size=group_size,
-            count=int(total[0]),
-            message_bytes=int(total[1]),
-            duration_us=int(total[2]) / NS_PER_US,
-            transfer_us=int(total[3]) / NS_PER_US,
-            skew_us=int(total[4]) / NS_PER_US,
-            exposed_us=int(total[5]) / NS_PER_US,
+            count=total[0],
+            message_bytes=total[1],
+            duration_us=total[2] / NS_PER_US,
+            transfer_us=total[3] / NS_PER_US,
+            skew_us=total[4] / NS_PER_US,
+            exposed_us=total[5] / NS_PER_US,
         )
         for (kind, group, group_size), total in sorted(sums.items())
     )

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from loopopt.errors import TraceError
 from loopopt.parse import schema
 from loopopt.parse.reading import MAX_BYTES, read_text
-from loopopt.parse.signatures import read_ranks, read_signature
+from loopopt.parse.signatures import MAX_ELEMENTS, read_ranks, read_signature
 from loopopt.parse.times import MAX_NS, first_out_of_range, needs_decimals, to_ns
 from loopopt.traces import NO_ID, Category, CollectiveArgs, ProcessGroup, RankTrace
 
@@ -57,7 +57,10 @@ def parse_trace(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> 
     where = os.fspath(path)
     text = read_text(where, max_bytes)
     file = _decode(where, text, schema.FAST_OBJECT, schema.FAST_ARRAY)
-    if needs_decimals([t for e in file.events for t in (e.ts, e.dur) if t is not None]):
+    timed = [e for e in file.events if e.ph == "X"]
+    if needs_decimals([e.ts for e in timed if e.ts is not None]) or needs_decimals(
+        [e.dur for e in timed if e.dur is not None]
+    ):
         file = _decode(where, text, schema.EXACT_OBJECT, schema.EXACT_ARRAY)
     return _columns(where, text, file)
 
@@ -108,17 +111,10 @@ def _event_offset(text: bytes, index: int) -> int | None:
 
 
 def _columns(path: str, text: bytes, file: schema.File[Any]) -> RankTrace:
-    kept: list[Any] = []
-    codes: list[int] = []
-    places: list[int] = []
-    for place, event in enumerate(file.events):
-        if event.ph != "X":
-            continue
-        code = _CATEGORIES.get((event.cat or "").lower())
-        if code is not None:
-            kept.append(event)
-            codes.append(code)
-            places.append(place)
+    events = file.events
+    categories = {cat: _CATEGORIES.get((cat or "").lower()) for cat in {e.cat for e in events}}
+    places = [i for i, e in enumerate(events) if e.ph == "X" and categories[e.cat] is not None]
+    kept = [events[i] for i in places]
 
     def at(index: int) -> int | None:
         return _event_offset(text, places[index])
@@ -128,18 +124,26 @@ def _columns(path: str, text: bytes, file: schema.File[Any]) -> RankTrace:
         raise TraceError(path, f"baseTimeNanoseconds {base_ns} is out of range")
     start = _times(path, "ts", [e.ts for e in kept], at) + base_ns
     duration = _times(path, "dur", [e.dur if e.dur is not None else 0 for e in kept], at)
+    if len(start) and not (-MAX_NS // 4 < start.min() <= start.max() < MAX_NS and duration.max() < MAX_NS // 2):
+        # Beyond, the difference of two times could overflow.
+        raise TraceError(path, "times are out of range; expected microseconds of this century")
     if len(duration) and duration.min() < 0:
         worst = int(duration.argmin())
         raise TraceError(path, f"event {kept[worst].name!r} has a negative duration", at(worst))
 
-    names, threads, signatures, collectives = _Interned[str](), _Interned[tuple[str, str]](), _Shapes(), _Collectives()
+    names, threads, signatures, collectives = (
+        _Interned[str](),
+        _Interned[tuple[schema.Scalar, schema.Scalar]](),
+        _Shapes(),
+        _Collectives(),
+    )
     rows = range(len(kept))
     name = np.fromiter((names.index(e.name or "") for e in kept), np.int32, len(kept))
     for index, text_name in enumerate(names.items):
         if len(text_name) > MAX_NAME:
             row = int(np.flatnonzero(name == index)[0])
             raise TraceError(path, f"an event name of {len(text_name)} characters; at most {MAX_NAME}", at(row))
-    thread = np.fromiter((threads.index((str(e.pid), str(e.tid))) for e in kept), np.int32, len(kept))
+    thread = np.fromiter((threads.index((e.pid, e.tid)) for e in kept), np.int32, len(kept))
     none = schema.Args()
     args = [e.args or none for e in kept]
     correlation = np.fromiter((_id(a.correlation) for a in args), np.int64, len(kept))
@@ -152,18 +156,22 @@ def _columns(path: str, text: bytes, file: schema.File[Any]) -> RankTrace:
     except (msgspec.MsgspecError, RecursionError, ValueError, TypeError, OverflowError) as err:
         raise TraceError(path, f"input shapes or collective metadata of an event cannot be read: {err}") from err
 
-    category = np.array(codes, dtype=np.uint8)
+    category = np.fromiter((categories[e.cat] for e in kept), np.uint8, len(kept))
     order = _sorted_without_duplicates(category, name, thread, start, duration, correlation, external)
     info = _distributed(path, file.distributed)
+    try:
+        groups = _groups(info)
+    except ValueError as err:
+        raise TraceError(path, f"distributedInfo: {err}") from err
     return RankTrace(
         path=path,
         rank=info.rank if info.rank is not None else _rank_in_name(path),
         world_size=info.world_size or 0,
         backend=info.backend or "",
         host=file.host or "",
-        groups=_groups(info),
+        groups=groups,
         names=tuple(names.items),
-        threads=tuple(threads.items),
+        threads=tuple((str(process), str(label)) for process, label in threads.items),
         signatures=tuple(signatures.items),
         collectives=tuple(collectives.items),
         category=category[order],
@@ -179,9 +187,8 @@ def _columns(path: str, text: bytes, file: schema.File[Any]) -> RankTrace:
 
 
 def _times(path: str, key: str, values: Sequence[Any], at: Callable[[int], int | None]) -> NDArray[np.int64]:
-    for index, value in enumerate(values):
-        if value is None:
-            raise TraceError(path, f"an event has no {key!r}; expected microseconds", at(index))
+    if None in values:
+        raise TraceError(path, f"an event has no {key!r}; expected microseconds", at(values.index(None)))
     bad = first_out_of_range(values)
     if bad is not None:
         raise TraceError(path, f"{key!r} is {values[bad]!r} us, which is no time; expected microseconds", at(bad))
@@ -190,13 +197,18 @@ def _times(path: str, key: str, values: Sequence[Any], at: Callable[[int], int |
 
 def _id(value: schema.Scalar) -> int:
     """An id as int64; `NO_ID` for anything that is none."""
-    if isinstance(value, str) and value.isdecimal():
+    if value is None:
+        return NO_ID
+    if isinstance(value, str) and value.isdecimal() and len(value) < 20:
         value = int(value)
     return value if type(value) is int and 0 <= value < 2**63 else NO_ID
 
 
 def _count(value: schema.Scalar) -> int:
-    return max(_id(value), 0)
+    count = max(_id(value), 0)
+    if count > MAX_ELEMENTS:
+        raise ValueError(f"{count} is no number of elements or ranks")
+    return count
 
 
 class _Interned(Generic[Item]):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from math import prod
 from typing import Any
 
 import msgspec
 
 from loopopt.traces import Signature
+
+MAX_ELEMENTS = 2**44
+"""More elements in one tensor are taken for damage (and would overflow further on)."""
 
 _NOT_TENSORS = frozenset({"", "Scalar", "ScalarList", "None"})
 
@@ -62,4 +66,6 @@ def _shapes_of(argument: Any, kind: str) -> tuple[tuple[int, ...], ...]:
 def _shape(value: Any) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(type(n) is int for n in value):
         raise ValueError(f"expected a shape, got {str(value)[:60]!r}")
+    if any(n < 0 for n in value) or prod(value) > MAX_ELEMENTS:
+        raise ValueError(f"{value[:8]} is no shape of a tensor")
     return tuple(value)

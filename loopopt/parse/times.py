@@ -21,12 +21,15 @@ MAX_NS = 2**62
 
 def needs_decimals(values: Sequence[int | float]) -> bool:
     """Whether a float among the values is too large to be told to the nanosecond."""
-    return any(type(v) is float and not -EXACT_BELOW_US < v < EXACT_BELOW_US for v in values)
+    floats = [v for v in values if type(v) is float]
+    return bool(floats) and not -EXACT_BELOW_US < min(floats) <= max(floats) < EXACT_BELOW_US
 
 
 def first_out_of_range(values: Sequence[int | float | Decimal]) -> int | None:
     """Index of the first time (us) that does not fit, or None."""
     bound = MAX_NS // 1000
+    if not values or -bound < min(values) <= max(values) < bound:
+        return None
     for index, value in enumerate(values):
         if not -bound < value < bound:
             return index
