@@ -55,9 +55,9 @@ def ask(job_dir: Path, command: str, timeout_s: float = 5.0, **arguments: Any) -
     Raises:
         DaemonError: no daemon, or it refused.
     """
-    from loopopt import ctl
+    from loopopt.ctl import request
 
-    return ctl.request(job_dir, command, timeout_s, **arguments)
+    return request(job_dir, command, timeout_s, **arguments)
 
 
 class Watcher:
