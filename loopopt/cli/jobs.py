@@ -128,7 +128,7 @@ def find_served(job: str | None) -> Path:
         if not served:
             raise DaemonError(f"no daemon is running under {home()}: start one with `loopopt run` or `loopopt attach`")
         if len(served) > 1:
-            raise UsageError(f"several jobs are being served, name one: {', '.join(d.name for d in served)}")
+            raise UsageError(f"several jobs are being served, name one: {', '.join(map(str, served))}")
         return served[0]
     job_dir = find_directory(job)
     if not daemon_answers(job_dir):
