@@ -28,7 +28,7 @@ HOSTILE = st.one_of(
     st.floats(allow_nan=False, allow_infinity=False),
     st.text(max_size=5),
     st.lists(st.one_of(st.integers(-5, 2**65), st.lists(st.integers(-1, 2**40), max_size=3)), max_size=4),
-    st.just({}),
+    st.builds(dict),
 )
 FIELDS = ["ts", "dur", "name", "cat", "tid", "pid", "args"]
 ARGUMENTS = ["Input Dims", "Input type", "Concrete Inputs", "External id", "Group size", "Seq", "Collective name",
