@@ -222,7 +222,7 @@ def install_compile_guard(guard: Callable[..., Any]) -> Callable[[], None]:
     Returns:
         A function that takes the guard out again.
     """
-    module = importlib.import_module("torch._inductor.compile_fx")
+    module: Any = importlib.import_module("torch._inductor.compile_fx")
     original: InnerCompile = module._compile_fx_inner
 
     def guarded(gm: Any, example_inputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
@@ -341,7 +341,7 @@ def _hint(size: Any) -> int:
 
 def _bytes(value: Any) -> int:
     if isinstance(value, torch.Tensor):
-        total = value.element_size()
+        total = int(value.element_size())
         for size in value.shape:
             total *= _hint(size)
         return total
@@ -370,7 +370,7 @@ def collective_node(node: Any) -> CollectiveNode | None:
         output_bytes = _bytes(node.meta.get("val"))
     except ValueError:
         return None
-    size = torch.distributed.distributed_c10d._get_group_size_by_name(group)
+    size: Any = torch.distributed.distributed_c10d._get_group_size_by_name(group)
     return CollectiveNode(kind, str(group), int(size), input_bytes, output_bytes)
 
 
@@ -433,7 +433,8 @@ def replace_gloo_all_gather() -> Callable[[], None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # "overriding a kernel" is exactly what is meant
         library.impl("all_gather_into_tensor", gather, "CPU", allow_override=True)
-    return library._destroy
+    restore: Callable[[], None] = library._destroy
+    return restore
 
 
 # ---------------------------------------------------------------- steps and profiler
@@ -444,7 +445,8 @@ def on_optimizer_step(callback: Callable[[int], None]) -> Callable[[], None]:
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     handle = register_optimizer_step_post_hook(lambda optimizer, args, kwargs: callback(id(optimizer)))
-    return handle.remove
+    remove: Callable[[], None] = handle.remove
+    return remove
 
 
 def profiler_is_on() -> bool:

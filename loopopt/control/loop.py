@@ -241,7 +241,9 @@ class Loop:
         self._enter("baseline" if self._trial is None else "trial", now_s)
         return []
 
-    def on_measured(self, window_id: str, measured: WindowMeasurement | None, reason: str, now_s: float) -> list[Action]:
+    def on_measured(
+        self, window_id: str, measured: WindowMeasurement | None, reason: str, now_s: float
+    ) -> list[Action]:
         """A window was measured, or (None) could not be."""
         if window_id != self._window:
             return []
@@ -413,13 +415,14 @@ class Loop:
 
     def _judge(self, trial: Trial, now_s: float) -> list[Action]:
         baseline = self.trials[0].samples
-        trial.gain = compare(baseline, trial.samples, confidence=self.config.confidence, seed=self.round)
+        trial.gain = compare(baseline, trial.samples, confidence=self.config.confidence)
         trial.ended_s = now_s
         if trial.gain.low > self.config.min_gain:
             trial.reason = f"saves {trial.gain.value:.1%} ({trial.gain.low:.1%} to {trial.gain.high:.1%})"
         else:
             trial.verdict = "rolled_back"
-            trial.reason = f"not measurably better: {trial.gain.value:+.1%} ({trial.gain.low:+.1%} to {trial.gain.high:+.1%})"
+            between = f"{trial.gain.low:+.1%} to {trial.gain.high:+.1%}"
+            trial.reason = f"not measurably better: {trial.gain.value:+.1%} ({between})"
             self.rollbacks += 1
         self.changed.append(trial)
         return self._next_plan(now_s)

@@ -185,11 +185,10 @@ class Daemon:
         self.loop.on_window_cost(cost, time.time())
         paths = [a.path for a in sorted(answers, key=lambda a: a.rank)]
         hello = next(iter(self.registry.ranks.values())).hello if self.registry.ranks else None
-        fingerprint = (
-            {"torch": hello.torch, "device": hello.device, "world_size": str(hello.world_size), "backend": hello.backend}
-            if hello
-            else {}
-        )
+        fingerprint = {}
+        if hello is not None:
+            fingerprint = {"torch": hello.torch, "device": hello.device, "backend": hello.backend}
+            fingerprint["world_size"] = str(hello.world_size)
         try:
             content = await _measure_in_child(paths, fingerprint, self.config.measure_timeout_s)
             measured = measurement_from_json(content)

@@ -21,8 +21,8 @@ def main() -> None:
     """Train for a number of steps on fixed random tokens."""
     parser = argparse.ArgumentParser(description="Train a small sharded transformer.")
     parser.add_argument("--steps", type=int, default=60, help="optimizer steps")
-    parser.add_argument("--batch", type=int, default=4, help="sequences per rank and step")
-    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--batch", type=int, default=8, help="sequences per rank and step")
+    parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--sequence", type=int, default=128)
     parser.add_argument("--eager", action="store_true", help="do not compile")
