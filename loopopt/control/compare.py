@@ -33,7 +33,7 @@ def compare(before_us: Sequence[float], after_us: Sequence[float], *, confidence
 
     Args:
         before_us, after_us: step times, microseconds; at least one each.
-        confidence: of the interval, e.g. 0.95. With too few samples for it the interval has no lower end.
+        confidence: of the interval, e.g. 0.95. With too few samples for it: -1 to 1.
 
     >>> compare([100.0] * 8, [80.0] * 8, confidence=0.95)
     Gain(value=0.2, low=0.2, high=0.2)
@@ -43,7 +43,7 @@ def compare(before_us: Sequence[float], after_us: Sequence[float], *, confidence
     ratios = np.sort((after[:, None] / before[None, :]).ravel())
     value = 1 - float(np.median(after)) / float(np.median(before))
     cut = _pairs_to_cut(before.size, after.size, confidence)
-    low, high = (1 - float(ratios[-cut]), 1 - float(ratios[cut - 1])) if cut else (-np.inf, 1.0)
+    low, high = (1 - float(ratios[-cut]), 1 - float(ratios[cut - 1])) if cut else (-1.0, 1.0)
     return Gain(round(value, 9), round(min(low, value), 9), round(max(high, value), 9))
 
 

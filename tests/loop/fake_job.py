@@ -13,7 +13,8 @@ from loopopt.plan import propose
 from loopopt.plans import BASELINE, Plan
 from loopopt.timing import CollectiveCurve, Duration, TimingTable
 
-TABLE = TimingTable((CollectiveCurve("all_gather", "0", 2, (1000, 2000), (Duration(9, 50.0, 1.0), Duration(9, 90.0, 2.0))),))
+_CURVE = CollectiveCurve("all_gather", "0", 2, (1000, 2000), (Duration(9, 50.0, 1.0), Duration(9, 90.0, 2.0)))
+TABLE = TimingTable((_CURVE,))
 
 LATENCY_STEPS = 2
 """Steps between an order and the boundary at which all ranks carry it out."""

@@ -86,3 +86,23 @@ def test_a_slow_drift_within_the_noise_is_not_a_gain() -> None:
 def test_the_spread_is_half_the_interquartile_range() -> None:
     """1 to 5: the middle half lies between 2 and 4."""
     assert spread([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx(1.0)
+
+
+def test_too_few_steps_prove_nothing() -> None:
+    """With two steps a side no interval of 95 % has a lower end, however large the gain."""
+    gain = compare([100.0, 101.0], [10.0, 11.0], confidence=0.95)
+    assert gain.value > 0.8
+    assert gain.low < 0
+
+
+@pytest.mark.parametrize("count", [10, 21, 100])
+def test_the_interval_holds_the_truth_as_often_as_it_says(count: int) -> None:
+    """At 90 %, the true gain lies inside in about nine of ten draws, for few samples and for many."""
+    random = np.random.default_rng(6)
+    inside = 0
+    for _ in range(TRIES):
+        before = list(100 * np.exp(random.normal(0, 0.05, count)))
+        after = list(90 * np.exp(random.normal(0, 0.05, count)))
+        gain = compare(before, after, confidence=0.9)
+        inside += gain.low <= 0.1 <= gain.high
+    assert 0.84 <= inside / TRIES <= 0.98
