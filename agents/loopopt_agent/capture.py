@@ -138,6 +138,8 @@ class Capturer:
             if not partial.exists() or partial.stat().st_size == 0:
                 error = f"disk: nothing could be written to {partial}"
             else:
+                if self._faults.wants("torn"):
+                    os.truncate(partial, partial.stat().st_size // 2)
                 os.replace(partial, final)
         except (OSError, RuntimeError) as err:
             error = f"disk: {err}"

@@ -5,7 +5,20 @@ from __future__ import annotations
 
 import os
 
-PHASES = ("arm", "step", "decision", "offer", "capture", "write", "apply", "compile", "order", "result", "client")
+PHASES = (
+    "arm",
+    "step",
+    "decision",
+    "offer",
+    "capture",
+    "write",
+    "torn",
+    "apply",
+    "compile",
+    "order",
+    "result",
+    "client",
+)
 
 
 class InjectedFaultError(RuntimeError):

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-
 from loopopt_agent.demo.model import ModelConfig, Transformer
 
 
@@ -49,12 +48,12 @@ def main() -> None:
     rows = Tokens()
     loader = None
     if args.loader:
-        loader = iter(
-            torch.utils.data.DataLoader(rows, batch_size=4, num_workers=2, multiprocessing_context="spawn")
-        )
+        loader = iter(torch.utils.data.DataLoader(rows, batch_size=4, num_workers=2, multiprocessing_context="spawn"))
     for step in range(args.steps):
         size = 4 + (step // 6) % 2 * 3 if args.dynamic else 4
-        tokens = next(loader) if loader is not None else torch.stack([rows[rank * 97 + step * 4 + i] for i in range(size)])
+        tokens = (
+            next(loader) if loader is not None else torch.stack([rows[rank * 97 + step * 4 + i] for i in range(size)])
+        )
         profiler = torch.profiler.profile() if args.profile_at == step else None
         if profiler is not None:
             profiler.start()

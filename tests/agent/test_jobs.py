@@ -35,7 +35,9 @@ def plain_losses(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return losses(steps)
 
 
-def test_a_plan_is_applied_by_all_ranks_and_taken_back(tmp_path: Path, job_dir: Path, plain_losses: list[float]) -> None:
+def test_a_plan_is_applied_by_all_ranks_and_taken_back(
+    tmp_path: Path, job_dir: Path, plain_losses: list[float]
+) -> None:
     """Window, switch, window, and back: both ranks report the same order, and the loss is the plain one, bit for bit."""
     daemon = ScriptedDaemon(job_dir)
     job = start(tmp_path, job_dir, "--pause", "0.6")
@@ -88,7 +90,8 @@ def test_what_goes_wrong_on_one_rank_sends_all_back_together(
 
 
 @pytest.mark.parametrize(
-    "fault", ["arm", "step:1", "decision:0", "decision:1", "offer:1", "capture:1", "write", "apply:1", "result:0", "client"]
+    "fault",
+    ["arm", "step:1", "decision:0", "decision:1", "offer:1", "capture:1", "write", "apply:1", "result:0", "client"],
 )
 def test_an_exception_in_any_phase_leaves_the_job_alone(
     tmp_path: Path, job_dir: Path, plain_losses: list[float], fault: str
@@ -162,7 +165,7 @@ def test_a_killed_rank_comes_back_with_torchrun(tmp_path: Path, job_dir: Path) -
     job = start(tmp_path, job_dir, "--die-once", "8", "--pause", "0.5", torchrun=("--max-restarts", "1"))
     daemon.wait(wire.Hello, 2)
     daemon.send(wire.Apply(PLAN.to_json()))
-    again = [h for h in daemon.wait(wire.Hello, 2, timeout_s=180)]
+    again = daemon.wait(wire.Hello, 2, timeout_s=180)
     assert {h.attempt for h in again} == {1}
     assert {h.active_plan for h in again} == {"as-it-was"}
     daemon.send(wire.Apply(PLAN.to_json()))
