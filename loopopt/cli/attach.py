@@ -112,9 +112,10 @@ def _list(ranks: list[Rank], as_json: bool) -> int:
     if not rows:
         click.echo("no training rank (RANK and WORLD_SIZE in its environment) among your live processes")
         return 0
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
+
+    from loopopt.cli import screen
 
     table = Table()
     for name in ("job", "rank", "pid", "attach?", "command"):
@@ -123,5 +124,5 @@ def _list(ranks: list[Rank], as_json: bool) -> int:
         answer = f"no: {why_not}" if why_not else f"yes{f' ({note})' if note else ''}"
         number = f"{rank.rank}/{rank.world_size}"
         table.add_row(escape(rank.job) or "-", number, str(rank.pid), escape(answer), escape(rank.command[:80]))
-    Console().print(table)
+    screen.console().print(table)
     return 0

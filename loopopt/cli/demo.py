@@ -9,12 +9,12 @@ from pathlib import Path
 
 import click
 
-DEMO_SETTINGS: tuple[str, ...] = ()
+DEMO_SETTINGS = ("baseline_steps=8", "trial_steps=8")
 """Settings that fit a job of three minutes."""
 
 
 @click.command()
-@click.option("--steps", type=click.IntRange(min=1), default=90, show_default=True, help="Training steps.")
+@click.option("--steps", type=click.IntRange(min=1), default=80, show_default=True, help="Training steps.")
 @click.option("--rate", default="1500mbit", show_default=True, help="Speed of the shaped loopback, as tc writes it.")
 @click.option("--out", default="demo-out", show_default=True, help="Folder for the picture, the numbers and the log.")
 @click.option("--no-shape", is_flag=True, help="Use the plain loopback.")
@@ -32,9 +32,7 @@ def demo(steps: int, rate: str, out: str, no_shape: bool, settings: tuple[str, .
       loopopt demo
       loopopt demo --steps 60 --rate 1gbit --out /tmp/demo
     """
-    from rich.console import Console
-
-    from loopopt.cli import background, jobs, netns, session
+    from loopopt.cli import background, jobs, netns, screen, session
     from loopopt.cli.progress import Progress
     from loopopt.errors import LoopoptError
     from loopopt.report import html
@@ -42,7 +40,7 @@ def demo(steps: int, rate: str, out: str, no_shape: bool, settings: tuple[str, .
     from loopopt.report.terminal import summary_view
     from loopopt.report.timelines import timelines
 
-    console = Console(stderr=True)
+    console = screen.console(stderr=True)
     netns.checked_rate(rate)
     folder = Path(out).absolute()
     try:

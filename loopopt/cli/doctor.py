@@ -145,9 +145,10 @@ def _shaping() -> Check:
 
 
 def _print(checks: list[Check]) -> None:
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
+
+    from loopopt.cli import screen
 
     marks = {"ok": "[green]ok[/]", "limits": "[yellow]limits[/]", "stops": "[red]stops[/]"}
     table = Table()
@@ -155,7 +156,7 @@ def _print(checks: list[Check]) -> None:
         table.add_column(name, overflow="fold")
     for check in checks:
         table.add_row(escape(check.name), marks[check.state], escape(check.found), escape(check.remedy))
-    console = Console()
+    console = screen.console()
     console.print(table)
     stopped = [check.name for check in checks if check.state == "stops"]
     console.print(f"The loop cannot run: {', '.join(stopped)}." if stopped else "The loop can run here.")

@@ -29,9 +29,8 @@ def show(job: str | None, as_json: bool) -> int:
 
         click.echo(json.dumps(answer, indent=2))
         return 0
-    from rich.console import Console
-
+    from loopopt.cli import screen
     from loopopt.report.terminal import plans_view
 
-    Console().print(plans_view(answer["trials"], answer["active_plan"]))
+    screen.console().print(plans_view(answer["trials"], answer["active_plan"]))
     return 0

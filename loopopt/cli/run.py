@@ -64,8 +64,7 @@ def _report(outcome: Outcome, summary_json: str | None, quiet: bool) -> None:
         body = {**summary.to_json(), "exit_code": outcome.exit_code, "trouble": outcome.trouble}
         background.write_json(summary_json, body)
     if not quiet and outcome.status:
-        from rich.console import Console
-
+        from loopopt.cli import screen
         from loopopt.report.terminal import summary_view
 
-        Console(stderr=True).print(summary_view(summary))
+        screen.console(stderr=True).print(summary_view(summary))

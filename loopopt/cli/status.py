@@ -37,9 +37,10 @@ def status(job: str | None, as_json: bool, watch: bool, every_s: float) -> int:
             if not jobs.daemon_answers(job_dir):
                 return 0
 
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
     from rich.live import Live
 
+    from loopopt.cli import screen
     from loopopt.report.summary import summarize
     from loopopt.report.terminal import status_view
 
@@ -47,7 +48,7 @@ def status(job: str | None, as_json: bool, watch: bool, every_s: float) -> int:
         answer = background.ask(job_dir, "status")
         return status_view(answer, summarize(answer))
 
-    console = Console()
+    console = screen.console()
     if not watch:
         console.print(look())
         return 0

@@ -33,9 +33,8 @@ def show(job: str | None, as_json: bool) -> int:
     if not content:
         click.echo("no timing table yet: the first window has not been measured")
         return 0
-    from rich.console import Console
-
+    from loopopt.cli import screen
     from loopopt.report.terminal import table_view
 
-    Console().print(table_view(content))
+    screen.console().print(table_view(content))
     return 0

@@ -124,10 +124,11 @@ def _trials(summary: Summary) -> Table:
         table.add_column(name, justify="left" if name in ("plan", "verdict") else "right")
     for trial in summary.trials:
         interval = _interval(trial.gain, trial.gain_low, trial.gain_high)
+        # With a gain, the numbers beside it say why; what follows them in the reason is worth showing.
+        why = trial.reason if trial.gain is None else trial.reason.partition("; ")[2]
         table.add_row(
             escape(trial.label or trial.plan_id),
-            _VERDICTS.get(trial.verdict, escape(trial.verdict))
-            + (f"\n[dim]{escape(trial.reason)}[/]" if trial.reason else ""),
+            _VERDICTS.get(trial.verdict, escape(trial.verdict)) + (f"\n[dim]{escape(why)}[/]" if why else ""),
             seconds(trial.step_us),
             interval,
             seconds(trial.exposed_us),

@@ -109,6 +109,37 @@ def test_a_signal_is_passed_on_once_and_the_job_may_take_its_time(loopopt_home: 
     assert not jobs.daemon_answers(loopopt_home / "x")
 
 
+@pytest.mark.usefixtures("loopopt_home")
+def test_a_signal_to_the_whole_group_reaches_the_job_once(loopopt_home: Path) -> None:
+    """`timeout` and batch systems signal the group; the second of two such signals is counted as well."""
+    ready, log = loopopt_home / "ready", loopopt_home / "log"
+    code = (
+        "import signal, sys, time, pathlib\n"
+        f"log = open({str(log)!r}, 'a', buffering=1)\n"
+        "signal.signal(signal.SIGUSR1, lambda n, f: log.write('usr1\\n'))\n"
+        "signal.signal(signal.SIGTERM, lambda n, f: (log.write('term\\n'), time.sleep(1), sys.exit(3)))\n"
+        f"pathlib.Path({str(ready)!r}).touch()\n"
+        "while True: time.sleep(0.1)\n"
+    )
+    command = [*LOOPOPT, "run", "--name", "x", "--", sys.executable, "-c", code]
+    child = subprocess.Popen(command, start_new_session=True)
+    wait_for(ready)
+    for number, count in ((signal.SIGUSR1, 1), (signal.SIGUSR1, 2)):
+        os.killpg(child.pid, number)
+        deadline = time.monotonic() + 30
+        while log.read_text().count("usr1") < count:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(0.5)
+    child.send_signal(signal.SIGUSR1)
+    while log.read_text().count("usr1") < 3:
+        assert time.monotonic() < deadline + 30
+        time.sleep(0.05)
+    os.killpg(child.pid, signal.SIGTERM)
+    assert child.wait(timeout=60) == 3
+    assert log.read_text().split() == ["usr1", "usr1", "usr1", "term"]
+
+
 def test_ctrl_c_in_a_terminal_reaches_the_job_once(loopopt_home: Path) -> None:
     """The terminal sends it to the whole foreground group; it is not sent a second time, and the daemon lives on."""
     import pty
