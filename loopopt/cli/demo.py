@@ -11,15 +11,18 @@ import click
 
 DEMO_SETTINGS = ("baseline_steps=8", "trial_steps=8")
 """Settings that fit a job of three minutes."""
+_LIMIT_S = 165.0
+"""Without --steps the job is ended after this time even if the loop is still at work."""
+_STEPS_ENOUGH = 100_000
 
 
 @click.command()
-@click.option("--steps", type=click.IntRange(min=1), default=80, show_default=True, help="Training steps.")
+@click.option("--steps", type=click.IntRange(min=1), help="Training steps.  [default: until the loop has decided]")
 @click.option("--rate", default="1500mbit", show_default=True, help="Speed of the shaped loopback, as tc writes it.")
 @click.option("--out", default="demo-out", show_default=True, help="Folder for the picture, the numbers and the log.")
 @click.option("--no-shape", is_flag=True, help="Use the plain loopback.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A setting of the loop; repeatable.")
-def demo(steps: int, rate: str, out: str, no_shape: bool, settings: tuple[str, ...]) -> int:
+def demo(steps: int | None, rate: str, out: str, no_shape: bool, settings: tuple[str, ...]) -> int:
     """Run the loop on a small real job.
 
     A small transformer, its parameters sharded over two ranks: real processes, real collectives over gloo, real
@@ -47,7 +50,7 @@ def demo(steps: int, rate: str, out: str, no_shape: bool, settings: tuple[str, .
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as err:
         raise LoopoptError(f"--out {folder}: cannot be made: {err.strerror}") from err
-    command = _command(steps)
+    command = _command(steps or _STEPS_ENOUGH)
     unshaped = "asked for with --no-shape" if no_shape else netns.why_not()
     if unshaped:
         console.print(f"Plain loopback ({unshaped}): communication is fast here, so there is less to gain.")
@@ -62,14 +65,15 @@ def demo(steps: int, rate: str, out: str, no_shape: bool, settings: tuple[str, .
         request = session.Request(
             command, job_dir, "demo", (*DEMO_SETTINGS, *settings), output=output.fileno(), want_windows=True
         )
-        progress = Progress(console, steps)
+        progress = Progress(console, steps, _LIMIT_S)
         try:
             outcome = session.run_job(request, lambda line: console.print(f"loopopt: {line}"), progress.follow)
         finally:
             progress.stop()
             _keep_daemon_log(job_dir / background.LOG_NAME, folder / background.LOG_NAME)
 
-    summary = summarize(outcome.status)
+    # A job that was ended on purpose looks broken off afterwards: what counts is the status before.
+    summary = summarize(progress.status_at_end or outcome.status)
     before = timelines(outcome.windows, AS_IT_WAS)
     after = timelines(outcome.windows, summary.after.plan_id)
     picture = folder / "step.html"
@@ -78,7 +82,7 @@ def demo(steps: int, rate: str, out: str, no_shape: bool, settings: tuple[str, .
     background.write_json(str(folder / "summary.json"), {**summary.to_json(), "network": network})
     console.print(summary_view(summary))
     console.print(f"One step before and after: {picture}", soft_wrap=True, highlight=False)
-    if outcome.exit_code:
+    if outcome.exit_code and progress.status_at_end is None:
         raise LoopoptError(f"the demo job failed with exit code {outcome.exit_code}: see {log}")
     if not summary.tried:
         raise LoopoptError(f"no plan could be tried: {summary.sentence()} See {log} and `loopopt doctor`")

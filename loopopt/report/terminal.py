@@ -61,15 +61,15 @@ def table_view(table: Mapping[str, Any]) -> RenderableType:
     for name in ("kind", "group", "ranks", "bytes", "median", "spread", "samples"):
         collectives.add_column(name, justify="left" if name in ("kind", "group") else "right")
     for curve in table.get("collectives") or ():
-        for size, duration in zip(curve["sizes"], curve["durations"], strict=False):
+        for size, (count, median_us, spread_us) in zip(curve["sizes"], curve["durations"], strict=False):
             collectives.add_row(
                 escape(str(curve["kind"])),
                 escape(str(curve["group"])) or "-",
                 str(curve["group_size"]),
                 f"{int(size):,}",
-                seconds(duration["median_us"]),
-                seconds(duration["spread_us"]),
-                str(duration["count"]),
+                seconds(median_us),
+                seconds(spread_us),
+                str(count),
             )
     compute = Table(title="compute, under overlap", title_justify="left")
     for name in ("operator", "shapes", "type", "median", "spread", "samples"):

@@ -15,6 +15,7 @@ from loopopt.report import html, terminal, units
 from loopopt.report.html import RankTimeline
 from loopopt.report.summary import AS_IT_WAS, Summary, summarize
 from loopopt.report.timelines import timelines
+from loopopt.timing import CollectiveCurve, Duration, TimingTable
 
 STEP = (
     RankTimeline(0, (TimelineSpan("compute", "graph", 0.0, 400.0), TimelineSpan("communication", "ag", 100.0, 600.0))),
@@ -59,19 +60,9 @@ def test_an_empty_status_can_be_shown() -> None:
 
 
 def test_the_timing_table_is_shown_by_size_and_operator() -> None:
-    """The form is `TimingTable.to_json`."""
-    table = {
-        "collectives": [
-            {
-                "kind": "all_gather",
-                "group": "0",
-                "group_size": 2,
-                "sizes": [1024, 2048],
-                "durations": [{"count": 4, "median_us": 12.0, "spread_us": 1.0}] * 2,
-            }
-        ],
-        "compute": {"aten::mm|[[2,2]]|float32": [3, 5.0, 0.5]},
-    }
+    """Largest first in time, units that people read."""
+    curve = CollectiveCurve("all_gather", "0", 2, (1024, 2048), (Duration(4, 12.0, 1.0), Duration(4, 15.0, 1.0)))
+    table = TimingTable((curve,), {"aten::mm|[[2,2]]|float32": Duration(3, 5.0, 0.5)}).to_json()
     text = shown(terminal.table_view(table))
     for part in ("all_gather", "2,048", "12.0 us", "aten::mm", "[[2,2]]", "float32"):
         assert part in text
