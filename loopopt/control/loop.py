@@ -7,12 +7,14 @@
     measuring   the measurement                first time: propose -> applying; in a trial: judge -> next
     applying    all ranks' results             trial; or the next plan, if this one is infeasible
     trial       `trial_steps` plain steps      capturing, under the plan
-    watching    regression or refresh time     baseline, as it was (a new round)
+    watching    `trial_steps` more steps       on; or applying, as it was, if the gain does not hold
+                regression or refresh time     baseline, as it was (a new round)
     observing   -                              windows for the metrics only
     released    -                              nothing
 
 Whatever the phase: a rank lost or restarted goes to `waiting`; a window or switch that is not answered in time
-is given up and the round goes on without it.
+is given up and the round goes on without it; a job that keeps reporting another plan than the ordered one gets
+a new round.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ from loopopt.measurement import WindowMeasurement
 from loopopt.plans import BASELINE, Plan
 
 _KEEP_RECENT = 50
+_FOREIGN_STEPS = 50
+"""So many steps in a row of every rank under another plan than the ordered one are no straggling reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +132,10 @@ class Loop:
         self._next_window_s = 0.0
         self._ranks: frozenset[int] = frozenset()
         self._retried = False
+        self._unproven: list[float] | None = None
+        self._foreign = ("", 0)
+        self._job = ""
+        self._settled_job = ""
         if saved:
             self.round = int(saved.get("round", 0))
             self.rollbacks = int(saved.get("rollbacks", 0))
@@ -135,6 +143,7 @@ class Loop:
             self.baseline_step_us = saved.get("baseline_step_us")
             self.kept_step_us = saved.get("kept_step_us")
             self.kept = Plan.from_json(saved["kept"]) if saved.get("kept") else None
+            self._settled_job = str(saved.get("settled_job", ""))
 
     @property
     def state(self) -> dict[str, Any]:
@@ -147,6 +156,7 @@ class Loop:
             "baseline_step_us": self.baseline_step_us,
             "kept_step_us": self.kept_step_us,
             "kept": self.kept.to_json() if self.kept else None,
+            "settled_job": self._settled_job,
         }
 
     @property
@@ -156,7 +166,9 @@ class Loop:
 
     # ---------------------------------------------------------------- events
 
-    def on_ranks(self, ranks: Sequence[int], active_plan: str, observe: str, now_s: float) -> list[Action]:
+    def on_ranks(
+        self, ranks: Sequence[int], active_plan: str, observe: str, now_s: float, job: str = ""
+    ) -> list[Action]:
         """The set of local ranks is complete.
 
         Args:
@@ -164,9 +176,13 @@ class Loop:
             active_plan: plan id the job says it runs.
             observe: why only observing is possible; empty if the loop can be closed.
             now_s: seconds.
+            job: tells these very processes from restarted ones; empty if unknown.
         """
         self._ranks = frozenset(ranks)
+        self._job = job
         self._first_step = 0
+        self._steps.clear()
+        self._foreign = ("", 0)
         self.active_id = active_plan
         self._next_window_s = now_s + self.config.sampling_interval_s
         if observe:
@@ -179,6 +195,12 @@ class Loop:
             self._round_s = now_s
             self._enter("watching", now_s)
             return [Note(f"the job still runs {self.kept.label!r}: watching")]
+        if job and job == self._settled_job and self.kept is None and active_plan == BASELINE.plan_id:
+            self.active = BASELINE
+            self._start_counting()
+            self._round_s = now_s
+            self._enter("watching", now_s)
+            return [Note("nothing better than its own schedule was found for this job before: watching")]
         return self._begin_round(now_s, "ranks are registered")
 
     def on_observe(self, reason: str, now_s: float) -> list[Action]:
@@ -186,7 +208,7 @@ class Loop:
         if self.phase in ("observing", "released"):
             return []
         self.reason = reason
-        self._finish_trial("infeasible", reason, now_s)
+        self._give_up(reason, now_s)
         self._enter("observing", now_s)
         return [Note(f"only observing: {reason}")]
 
@@ -194,14 +216,16 @@ class Loop:
         """A rank is gone: what runs is given up until all are back."""
         if self.phase == "released":
             return []
-        self._finish_trial("infeasible", reason, now_s)
+        self._give_up(reason, now_s)
         self._enter("waiting", now_s)
         return [Note(f"waiting: {reason}")]
 
     def on_steps(self, rank: int, first_step: int, durations_us: Sequence[float], plan_id: str, now_s: float) -> None:
         """Plain steps of one rank. A step counts when all local ranks have reported it: its longest time."""
         if plan_id != self.active.plan_id:
+            self._foreign = (plan_id, self._foreign[1] + len(durations_us) if plan_id == self._foreign[0] else 0)
             return
+        self._foreign = ("", 0)
         for number, duration in enumerate(durations_us, first_step):
             if number < self._first_step:
                 continue
@@ -237,7 +261,7 @@ class Loop:
         if self._final:
             self._round_s = now_s
             self._enter("watching", now_s)
-            return []
+            return [Note(f"in force: {self.active.label}")]
         self._enter("baseline" if self._trial is None else "trial", now_s)
         return []
 
@@ -296,6 +320,10 @@ class Loop:
     def tick(self, now_s: float) -> list[Action]:
         """Time has passed, or steps were counted."""
         trial = self._trial
+        if self._foreign[1] > _FOREIGN_STEPS * len(self._ranks) and self.phase in ("baseline", "trial", "watching"):
+            self.active_id, _ = self._foreign
+            self._give_up("the job runs another plan", now_s)
+            return self._begin_round(now_s, f"the job runs plan {self.active_id}, not the one it was given")
         if self.phase == "baseline":
             if trial is None:
                 trial = self._trial = self._new_trial(BASELINE, now_s)
@@ -326,6 +354,7 @@ class Loop:
         self._trial = None
         self._queue = []
         self._final = False
+        self._unproven = None
         self._retried = False
         self._round_s = now_s
         notes: list[Action] = [Note(f"round {self.round}: {why}")]
@@ -348,9 +377,17 @@ class Loop:
             trial.verdict, trial.reason, trial.ended_s = verdict, reason, now_s
             self.changed.append(trial)
 
+    def _give_up(self, reason: str, now_s: float) -> None:
+        """End all trials of the round that are not decided."""
+        for trial in self.trials:
+            if trial.verdict == "running":
+                trial.verdict, trial.reason, trial.ended_s = "unused", f"given up: {reason}", now_s
+                self.changed.append(trial)
+
     def _start_counting(self) -> None:
         self._steps.clear()
         self._recent.clear()
+        self._foreign = ("", 0)
         self._skip = self.config.settle_steps
 
     def _count(self, duration_us: float) -> None:
@@ -359,6 +396,8 @@ class Loop:
             return
         self._recent.append(duration_us)
         del self._recent[:-_KEEP_RECENT]
+        if self.phase == "watching" and self._unproven is not None:
+            self._unproven.append(duration_us)
         if self._trial is not None and self.phase in ("baseline", "trial"):
             self._trial.samples.append(duration_us)
             wanted = self.config.baseline_steps if self.phase == "baseline" else self.config.trial_steps
@@ -370,6 +409,7 @@ class Loop:
     def _enter(self, phase: str, now_s: float) -> None:
         self.phase = phase
         self._since_s = now_s
+        self._settled_job = self._job if phase == "watching" else ""
         if phase not in ("capturing", "measuring", "observing", "watching"):
             self._window = None
 
@@ -441,6 +481,8 @@ class Loop:
         self._final = True
         self.kept = best.plan if best is not None else None
         self.kept_step_us = statistics.median(best.samples) if best is not None else None
+        self._unproven = [] if best is not None else None
+        self._skip = self.config.settle_steps
         chosen = best.plan if best is not None else BASELINE
         if chosen.plan_id == self.active_id:
             self._round_s = now_s
@@ -448,10 +490,32 @@ class Loop:
             return [Note(f"kept: {chosen.label}")]
         return [Note(f"chosen: {chosen.label}"), *self._apply(chosen, now_s)]
 
+    def _prove(self, fresh: list[float], now_s: float) -> list[Action]:
+        """The winner of several was lucky, too: it stays only if it is as good in the steps that follow."""
+        self._unproven = None
+        trial = next((t for t in self.trials if t.verdict == "kept"), None)
+        if trial is None:
+            return []
+        baseline = self.trials[0].samples
+        trial.samples += fresh
+        trial.gain = compare(baseline, trial.samples, confidence=self.config.confidence)
+        self.kept_step_us = statistics.median(trial.samples)
+        self.changed.append(trial)
+        held = statistics.median(fresh) < statistics.median(baseline) and trial.gain.low > self.config.min_gain
+        if held:
+            return [Note(f"{trial.plan.label!r} holds: saves {trial.gain.value:.1%}")]
+        trial.verdict = "rolled_back"
+        trial.reason += f"; did not hold afterwards: {trial.gain.value:+.1%}"
+        self.rollbacks += 1
+        self.kept, self.kept_step_us = None, None
+        return [Note(f"{trial.plan.label!r} did not hold: back to {BASELINE.label!r}"), *self._apply(BASELINE, now_s)]
+
     def _watch(self, now_s: float) -> list[Action]:
         if now_s - self._round_s > self.config.refresh_interval_s:
             return self._begin_round(now_s, "time for a refresh")
         window = self.config.trial_steps
+        if self._unproven is not None and self._window is None and len(self._unproven) >= window:
+            return self._prove(self._unproven[:window], now_s)
         if self.kept is not None and self.kept_step_us and len(self._recent) >= 2 * window:
             # Half of the latest steps must lie above the limit: one slow stretch is not a regression.
             latest = self._recent[-2 * window :]

@@ -113,6 +113,7 @@ class Daemon:
         if getattr(message, "rank", number) != number:
             raise WireError(f"{message.TYPE} of rank {getattr(message, 'rank', None)} from rank {number}")
         if isinstance(message, wire.Steps):
+            rank.plan_id = message.plan_id
             rank.step = max(rank.step, message.first_step + len(message.durations_us))
             self.memory.steps(
                 number, message.first_step, message.plan_id, message.kind, message.durations_us, rank.hello.attempt
@@ -291,8 +292,8 @@ class Daemon:
         if leader.mode != "observe" and leader.step < 4:
             return
         live = sorted(n for n, r in self.registry.ranks.items() if r.live)
-        active = leader.hello.active_plan
-        self.carry_out(self.loop.on_ranks(live, active, self.registry.why_observe(), now))
+        observe = self.registry.why_observe()
+        self.carry_out(self.loop.on_ranks(live, leader.plan_id, observe, now, self.registry.identity))
 
     # ------------------------------------------------------------ the command line
 
@@ -328,7 +329,7 @@ class Daemon:
 
     async def _detach(self, restore: bool) -> dict[str, Any]:
         leader = self.registry.leader
-        running = leader.hello.active_plan if leader else BASELINE.plan_id
+        running = leader.plan_id if leader else BASELINE.plan_id
         self.carry_out(self.loop.on_release(restore, time.time()))
         if restore and leader is not None:
             # The switch is made at a step boundary: wait for it as long as steps take.
@@ -510,5 +511,3 @@ def run_daemon(job_dir: Path, config: LoopConfig) -> int:
     finally:
         os.close(lock)
     return 0
-
-

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -157,12 +157,16 @@ class Memory:
         self._try(lambda store: store.update_trial(row) if known else store.add_trial(row))
 
     def load_trials(self) -> None:
-        """Trials of earlier daemons of this job."""
+        """Trials of earlier daemons of this job; one that was cut off by a daemon's end is given up."""
         try:
             for row in self._store.trials() if self._store is not None else ():
                 self.trials[row.trial_id] = row
         except StoreError as err:
             self._note(f"the history of trials cannot be read: {err}")
+        for row in [r for r in self.trials.values() if r.verdict == "running"]:
+            ended = replace(row, verdict="unused", reason="given up: the daemon ended before it was decided")
+            self.trials[row.trial_id] = ended
+            self._try(lambda store, ended=ended: store.update_trial(ended))  # type: ignore[misc]
 
     def prune(self, max_bytes: int, max_windows: int) -> None:
         """Keep the file small."""

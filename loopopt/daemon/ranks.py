@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 from loopopt import wire
+from loopopt.plans import BASELINE
 
 
 @dataclass(slots=True)
@@ -22,6 +23,8 @@ class Rank:
     reason: str = ""
     disarmed: str = ""
     ended: bool = False
+    plan_id: str = BASELINE.plan_id
+    """Plan it runs, by its latest message."""
 
     @property
     def live(self) -> bool:
@@ -53,6 +56,7 @@ class Registry:
         else:
             assert old is not None
             old.hello, old.writer, old.seen_s, old.ended = hello, writer, now_s, False
+        self.ranks[hello.rank].plan_id = hello.active_plan
         newest = max(r.hello.attempt for r in self.ranks.values())
         for number in [n for n, r in self.ranks.items() if r.hello.attempt < newest]:
             del self.ranks[number]
@@ -74,6 +78,11 @@ class Registry:
         if len(live) == live[0].hello.world_size:
             return True
         return len(live) == len(self.ranks) and all(now_s - r.since_s > settle_s for r in live)
+
+    @property
+    def identity(self) -> str:
+        """Changes whenever a rank is another process than before."""
+        return " ".join(f"{n}:{r.hello.host}:{r.hello.pid}:{r.hello.attempt}" for n, r in sorted(self.ranks.items()))
 
     @property
     def leader(self) -> Rank | None:

@@ -48,6 +48,7 @@ class FakeJob:
         self.ranks = ranks
         self.now_s = 1_000_000.0
         self.step = 10
+        self.attempt = 0
         self.plan: Plan = BASELINE
         self.saved: dict[str, Any] | None = None
         self.loop = Loop(self.config)
@@ -66,7 +67,9 @@ class FakeJob:
 
     def register(self, observe: str = "") -> None:
         """All ranks have said hello."""
-        self.carry_out(self.loop.on_ranks(self.ranks, self.plan.plan_id, observe, self.now_s))
+        self.carry_out(
+            self.loop.on_ranks(self.ranks, self.plan.plan_id, observe, self.now_s, f"attempt {self.attempt}")
+        )
 
     def kill_daemon(self) -> None:
         """kill -9: what the loop had in memory is gone, orders under way are carried out by the agents alone."""
@@ -83,6 +86,7 @@ class FakeJob:
         self.windows_open = 0
         self.carry_out(self.loop.on_lost("rank 1 is gone", self.now_s))
         self.plan = BASELINE
+        self.attempt += 1
         self.step = 10
         self.register()
 

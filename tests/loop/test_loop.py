@@ -116,7 +116,8 @@ def test_a_plan_that_turns_bad_is_put_to_the_test_again() -> None:
     job = FakeJob(BETTER)
     job.register()
     job.run_until("watching")
-    job.speeds = {**WORSE}
+    job.run(20)
+    job.speeds = WORSE
     job.run(40)
     assert job.loop.round == 2
     job.run_until("watching")
@@ -261,3 +262,83 @@ def test_a_compilation_among_the_first_steps_is_not_taken_for_a_step_time() -> N
     job.speeds = BETTER
     job.run_until("capturing")
     assert job.loop.baseline_step_us == pytest.approx(100_000.0, rel=0.05)
+
+
+def test_a_winner_that_was_only_lucky_does_not_stay() -> None:
+    """If the steps after the decision are no better than the baseline, the plan is taken back at once."""
+    job = FakeJob(BETTER)
+    job.register()
+    job.run_until("watching")
+    assert job.loop.kept is not None
+    job.speeds = EQUAL
+    job.run(30)
+    assert job.plan.label == AS_IT_WAS
+    assert job.loop.kept is None
+    assert job.verdicts[BUCKET] == "rolled_back"
+    assert job.loop.round == 1
+
+
+def test_the_steps_after_the_decision_make_the_gain_surer() -> None:
+    """They are added to the evidence: more samples, a narrower interval."""
+    job = FakeJob(BETTER, noise=0.03)
+    job.register()
+    job.run_until("watching")
+    (kept,) = [t for t in job.loop.trials if t.verdict == "kept"]
+    first = kept.gain
+    job.run(20)
+    assert first is not None
+    assert kept.gain is not None
+    assert len(kept.samples) == 2 * job.config.trial_steps
+    assert kept.gain.high - kept.gain.low < first.high - first.low
+
+
+def test_a_restarted_daemon_does_not_try_again_what_was_no_better() -> None:
+    """The same processes, nothing found before: no order, until it is time for a refresh."""
+    job = FakeJob(WORSE)
+    job.register()
+    job.run_until("watching")
+    job.run(10)
+    ordered = len(job.applied)
+    job.saved = json.loads(json.dumps(job.saved))
+    job.kill_daemon()
+    job.run(100)
+    assert job.loop.phase == "watching"
+    assert len(job.applied) == ordered
+
+
+def test_restarted_ranks_are_measured_again_even_if_nothing_was_found_before() -> None:
+    """New processes may behave otherwise (another node, another batch size)."""
+    job = FakeJob(WORSE)
+    job.register()
+    job.run_until("watching")
+    job.restart()
+    assert job.loop.phase == "baseline"
+    assert job.loop.round == 2
+
+
+def test_a_job_that_runs_another_plan_than_ordered_is_noticed() -> None:
+    """A switch that took place after it was given up must not go unseen: a new round puts things straight."""
+    job = FakeJob(BETTER)
+    job.register()
+    job.run_until("trial")
+    stray = job.plan
+    job.run_until("watching")
+    job.run(20)
+    job.plan = stray
+    job.run(200)
+    assert job.loop.round == 2
+    job.run_until("watching")
+    job.run(20)
+    assert job.plan.label == BUCKET
+
+
+def test_a_round_that_is_broken_off_leaves_no_trial_running() -> None:
+    """Plans judged but not chosen yet are given up with the rest, and say why."""
+    job = FakeJob(BETTER)
+    job.register()
+    job.run_until("trial")
+    job.run_until("applying")
+    job.run_until("trial")
+    job.carry_out(job.loop.on_lost("rank 1 is gone", job.now_s))
+    assert "running" not in job.verdicts.values()
+    assert all("rank 1 is gone" in t.reason for t in job.loop.trials if t.verdict == "unused")
