@@ -133,6 +133,7 @@ class Loop:
         self._ranks: frozenset[int] = frozenset()
         self._retried = False
         self._unproven: list[float] | None = None
+        self._traceable = True
         self._foreign = ("", 0)
         self._job = ""
         self._settled_job = ""
@@ -180,6 +181,7 @@ class Loop:
         """
         self._ranks = frozenset(ranks)
         self._job = job
+        self._traceable = True
         self._first_step = 0
         self._steps.clear()
         self._foreign = ("", 0)
@@ -203,8 +205,9 @@ class Loop:
             return [Note("nothing better than its own schedule was found for this job before: watching")]
         return self._begin_round(now_s, "ranks are registered")
 
-    def on_observe(self, reason: str, now_s: float) -> list[Action]:
-        """A rank says that the loop cannot be closed (or has disarmed itself)."""
+    def on_observe(self, reason: str, now_s: float, traceable: bool = True) -> list[Action]:
+        """A rank says that the loop cannot be closed; or, not `traceable`, it has disarmed itself."""
+        self._traceable = self._traceable and traceable
         if self.phase in ("observing", "released"):
             return []
         self.reason = reason
@@ -343,7 +346,7 @@ class Loop:
         elif self.phase == "watching":
             return self._watch(now_s)
         elif self.phase == "observing" and self._window is None and now_s >= self._next_window_s:
-            return self._sample(now_s)
+            return self._sample(now_s) if self._traceable else []
         return []
 
     # ---------------------------------------------------------------- inside

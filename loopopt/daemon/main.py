@@ -136,7 +136,7 @@ class Daemon:
         elif isinstance(message, wire.Disarmed):
             rank.disarmed = message.reason or "no reason given"
             self.note(f"rank {number} has disarmed itself: {rank.disarmed}")
-            self.carry_out(self.loop.on_observe(self.registry.why_observe(), now))
+            self.carry_out(self.loop.on_observe(self.registry.why_observe(), now, traceable=False))
         elif isinstance(message, wire.Goodbye):
             rank.ended = True
 
@@ -319,7 +319,8 @@ class Daemon:
         if cmd == "plans":
             return {"active_plan": self.loop.active_id, "trials": self._trials()}
         if cmd == "windows":
-            return {"windows": self.memory.windows(20) or list(self._measured.values())}
+            of_plans = (BASELINE.plan_id, self.loop.active_id)
+            return {"windows": self.memory.windows(20, of_plans) or list(self._measured.values())}
         if cmd == "detach":
             return await self._detach(bool(request.get("restore")))
         if cmd == "shutdown":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
@@ -64,13 +64,20 @@ class Memory:
     def window(self, row: WindowRow) -> None:
         """Keep a measured window."""
         self._try(lambda store: store.add_window(row))
+        self._try(
+            lambda store: store.set_state("windows", {**(store.get_state("windows") or {}), row.plan_id: row.window_id})
+        )
 
-    def windows(self, n: int) -> list[dict[str, Any]]:
-        """The latest windows, oldest first."""
+    def windows(self, n: int, of_plans: Iterable[str] = ()) -> list[dict[str, Any]]:
+        """The latest windows, oldest first; and before them the last one of each of these plans, however old."""
         if self._store is None:
             return []
         try:
-            rows = self._store.latest_windows(n)
+            rows = list(self._store.latest_windows(n))
+            last = self._store.get_state("windows") or {}
+            for plan_id in {p for p in of_plans if p in last} - {r.plan_id for r in rows}:
+                older = self._store.window(last[plan_id])
+                rows += [older] if older is not None else []
         except StoreError:
             return []
         return [

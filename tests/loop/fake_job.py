@@ -172,9 +172,7 @@ class FakeJob:
         self.step += 1  # the step with the compilation in it
         self.now_s += 3.0
         for rank in self.ranks:
-            self.carry_out(
-                self.loop.on_plan_result(rank, plan.plan_id, outcome, reason, 3e6, self.step, self.now_s)
-            )
+            self.carry_out(self.loop.on_plan_result(rank, plan.plan_id, outcome, reason, 3e6, self.step, self.now_s))
 
     def measurement(self, steps: int) -> WindowMeasurement:
         """What a window of this job shows."""

@@ -342,3 +342,14 @@ def test_a_round_that_is_broken_off_leaves_no_trial_running() -> None:
     job.carry_out(job.loop.on_lost("rank 1 is gone", job.now_s))
     assert "running" not in job.verdicts.values()
     assert all("rank 1 is gone" in t.reason for t in job.loop.trials if t.verdict == "unused")
+
+
+def test_a_disarmed_job_is_not_asked_for_windows() -> None:
+    """Its ranks agree on nothing any more: asking would only produce failures."""
+    job = FakeJob(BETTER, config=LoopConfig(sampling_interval_s=1.0))
+    job.register()
+    job.run_until("trial")
+    asked = len(job.windows_asked)
+    job.carry_out(job.loop.on_observe("rank 1 has disarmed itself: broken", job.now_s, traceable=False))
+    job.run(500)
+    assert len(job.windows_asked) == asked
