@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format docs bench bench-loop clean
+.PHONY: help setup demo test lint format docs bench-loop clean
 
 help:  ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -38,8 +38,6 @@ format: $(STAMP)  ## put the code into the style that `lint` asks for
 docs: $(STAMP)  ## write docs/cli.md and docs/settings.md anew from the code
 	$(BIN)/python tests/contract/reference.py
 
-bench: $(STAMP)  ## speed of parsing, measuring, storing and planning
-	$(BIN)/python -m tests.bench.rooms $(ARGS)
 
 bench-loop: $(STAMP)  ## the demo model with and without the loop, as ratios (long)
 	$(BIN)/python -m tests.bench.loop $(ARGS)

@@ -140,10 +140,7 @@ class TimingTable:
                     group=str(c["group"]),
                     group_size=int(c["group_size"]),
                     sizes=tuple(int(s) for s in c["sizes"]),
-                    durations=tuple(
-                        Duration(int(d[0]), float(d[1]), float(d[2]))
-                        for d in c["durations"]
-                    ),
+                    durations=tuple(Duration(int(d[0]), float(d[1]), float(d[2])) for d in c["durations"]),
                 )
                 for c in data["collectives"]
             )

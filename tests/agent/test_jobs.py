@@ -38,7 +38,7 @@ def plain_losses(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 def test_a_plan_is_applied_by_all_ranks_and_taken_back(
     tmp_path: Path, job_dir: Path, plain_losses: list[float]
 ) -> None:
-    """Window, switch, window, and back: both ranks report the same order, and the loss is the plain one, bit for bit."""
+    """Window, switch and back: the same order on both ranks, and the loss of the plain job, bit for bit."""
     daemon = ScriptedDaemon(job_dir)
     job = start(tmp_path, job_dir, "--pause", "0.6")
     hellos = daemon.wait(wire.Hello, 2)

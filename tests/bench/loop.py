@@ -1,0 +1,106 @@
+"""The demo model with and without the loop, interleaved in one run, as ratios.
+
+    python -m tests.bench.loop [--rate 1500mbit] [--repeats 3] [--steps 14] [--json FILE]
+
+Each repeat runs, one after another on the same shaped link: plain `torch.compile`; torch's overlap scheduler
+with its default settings; and ours, the plan the loop settled on (found once by `loopopt run`, then applied from
+its timing table). A ratio is taken within a repeat, so that the machine's drift cancels; the median over
+repeats is printed with the range. The compute-bound variant runs the whole loop over the plain loopback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from loopopt.cli import netns
+from loopopt.wire import ENV_DIR, ENV_ENABLE
+
+STOCK = Path(__file__).with_name("stock.py")
+
+
+def torchrun(module: list[str], rate: str | None, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """One two-rank job, over the shaped link if a rate is given."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *module]
+    if rate is not None:
+        command = netns.wrapped(command, rate)
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("LOOPOPT")}
+    clean |= {"OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "6"} | env
+    return subprocess.run(command, env=clean, text=True, capture_output=True, check=True)
+
+
+def step_seconds(log: Path, skip: int) -> float:
+    """Median step time of a demo log."""
+    times = [json.loads(line)["seconds"] for line in log.read_text().splitlines()]
+    return statistics.median(times[skip:])
+
+
+def ratio(over: list[float], under: list[float]) -> dict[str, float]:
+    """Median and range of the pairwise ratios."""
+    values = sorted(a / b for a, b in zip(over, under, strict=True))
+    return {"median": statistics.median(values), "low": values[0], "high": values[-1]}
+
+
+def closed_loop(folder: Path, rate: str | None, arguments: list[str], name: str) -> dict[str, Any]:
+    """The whole loop on the demo model by `loopopt run`; its summary."""
+    summary = folder / f"{name}.json"
+    command = [sys.executable, "-m", "loopopt", "run", "--name", name, "--dir", str(folder / name)]
+    command += ["--summary-json", str(summary), "--", sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "2", "-m", "loopopt_agent.demo.train", *arguments]
+    if rate is not None:
+        command = netns.wrapped(command, rate)
+    clean = {k: v for k, v in os.environ.items() if k not in (ENV_ENABLE, ENV_DIR)}
+    subprocess.run(command, env=clean | {"OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "6"}, check=True)
+    found: dict[str, Any] = json.loads(summary.read_text())
+    return found
+
+
+def main() -> int:
+    """Print the ratios; write them as JSON if asked."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rate", default="1500mbit")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=14)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    times: dict[str, list[float]] = {"plain": [], "stock": []}
+    loops: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="lo", dir="/tmp") as name:
+        folder = Path(name)
+        for repeat in range(args.repeats):
+            for mode in times:
+                log = folder / f"{mode}-{repeat}.jsonl"
+                job = [str(STOCK), mode, "--log", str(log), "--steps", str(args.steps)]
+                torchrun(job, args.rate, {})
+                times[mode].append(step_seconds(log, skip=3))
+            loops.append(closed_loop(folder, args.rate, ["--steps", "80"], f"loop{repeat}"))
+        bound = closed_loop(folder, None, ["--steps", "80", "--batch", "48"], "bound")
+    ours = [loop["after"]["step_us"] / 1e6 for loop in loops]
+    inside = [loop["before"]["step_us"] / 1e6 for loop in loops]
+    result = {
+        "step: ours / plain torch.compile": ratio(ours, times["plain"]),
+        "step: ours / plain, inside one job": ratio(ours, inside),
+        "step: ours / stock overlap scheduler": ratio(ours, times["stock"]),
+        "exposed communication: ours / plain": ratio(
+            [loop["after"]["exposed_us"] for loop in loops], [loop["before"]["exposed_us"] for loop in loops]
+        ),
+        "compute-bound step: ours / plain, inside one job": ratio(
+            [bound["after"]["step_us"]], [bound["before"]["step_us"]]
+        ),
+    }
+    for what, value in result.items():
+        print(f"{what:52} {value['median']:.3f}  ({value['low']:.3f} .. {value['high']:.3f})")
+    if args.json is not None:
+        args.json.write_text(json.dumps(result, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
