@@ -38,6 +38,10 @@ _TICK_S = 0.25
 _STORE_MAX_BYTES = 200_000_000
 _STORE_MAX_WINDOWS = 500
 _GRACE_S = 20.0
+"""The daemon ends so long after the last rank has said goodbye."""
+_LOST_GRACE_S = 900.0
+"""... or has been lost without a word: torchrun may start it again."""
+_RESTORE_S = 60.0
 
 
 class Window:
@@ -272,6 +276,9 @@ class Daemon:
             for rank in self.registry.ranks.values():
                 if rank.writer is not None and now - rank.seen_s > self.config.lost_after_s:
                     rank.writer.close()
+            if self._job_is_over(now):
+                self.note("the job is over: the daemon ends")
+                self.finished.set()
             late = [w for w in self._windows.values() if now - w.asked_s > self.config.window_timeout_s]
             for window in late:
                 del self._windows[window.window_id]
@@ -282,6 +289,13 @@ class Daemon:
             self._count_rollbacks(before)
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self.finished.wait(), _TICK_S)
+
+    def _job_is_over(self, now: float) -> bool:
+        ranks = self.registry.ranks.values()
+        if not ranks or any(r.writer is not None for r in ranks):
+            return False
+        quiet_s = now - max(r.seen_s for r in ranks)
+        return quiet_s > (_GRACE_S if all(r.ended for r in ranks) else _LOST_GRACE_S)
 
     def _look_for_ranks(self, now: float) -> None:
         if not self.registry.complete(now):
@@ -331,15 +345,20 @@ class Daemon:
     async def _detach(self, restore: bool) -> dict[str, Any]:
         leader = self.registry.leader
         running = leader.plan_id if leader else BASELINE.plan_id
+        restored = False
         self.carry_out(self.loop.on_release(restore, time.time()))
         if restore and leader is not None:
-            # The switch is made at a step boundary: wait for it as long as steps take.
-            await asyncio.sleep(0)
-            if leader.writer is not None:
-                await leader.writer.drain()
-            await asyncio.sleep(_TICK_S)
+            # The switch is made at a step boundary, and reported a step later: wait for it as long as that takes.
+            deadline = time.monotonic() + _RESTORE_S
+            while time.monotonic() < deadline and any(
+                r.live and r.plan_id != BASELINE.plan_id for r in self.registry.ranks.values()
+            ):
+                await asyncio.sleep(_TICK_S)
+            restored = all(r.plan_id == BASELINE.plan_id for r in self.registry.ranks.values() if r.live)
+            if not restored:
+                self.note(f"the ranks have not reported the original schedule within {_RESTORE_S:.0f} s")
         self.finished.set()
-        return {"ok": True, "restored": restore, "was_running": running}
+        return {"ok": True, "restored": restored, "was_running": running}
 
     def _trials(self) -> list[dict[str, Any]]:
         return [asdict(row) for row in self.memory.trials.values()]

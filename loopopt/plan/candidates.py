@@ -32,9 +32,9 @@ def propose(
 ) -> Proposal:
     """Plans for a job.
 
-    The scheduler's own memory limit (the smaller of 1 GB and 5 % of the peak) keeps small models from
-    prefetching anything, so the ratio is lifted and the absolute budget is what counts. The plan that most
-    often wins is tried last: if it does, it is in force already and costs no further recompile.
+    The scheduler (2.13) may add the larger of an absolute amount and a share of the peak; the share is set to
+    nothing, so that the budget is what counts. The plan that most often wins is tried last: if it does, it is in
+    force already and costs no further recompile.
 
     Args:
         table: measured durations.
@@ -56,7 +56,7 @@ def propose(
             collective_bucketing=bucketing,
             pre_bucketing=pre_bucketing,
             max_memory_increase_gb=memory_increase_gb,
-            max_memory_increase_ratio=1.0,
+            max_memory_increase_ratio=0.0,
         )
         return Plan(label, knobs, table)
 
