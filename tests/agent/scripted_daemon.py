@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import socket
@@ -81,4 +82,7 @@ class ScriptedDaemon:
         """Hang up on everybody, as a killed daemon does."""
         self._server.close()
         for line in self._lines:
+            # The reading thread holds the file open: only a shutdown ends the connection now.
+            with contextlib.suppress(OSError):
+                line.shutdown(socket.SHUT_RDWR)
             line.close()
