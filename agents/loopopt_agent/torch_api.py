@@ -41,6 +41,9 @@ _KNOB_TO_SETTING = {
 }
 
 
+_BUCKET_MODES = ("default", "custom_ops", "custom_ops_multidtype", "coalesced")
+
+
 class SchedulingTimeout(Exception):  # noqa: N818  (raised asynchronously into the pass; it is an event, not a bug)
     """The overlap scheduler ran longer than it may."""
 
@@ -124,6 +127,9 @@ def plan_settings(knobs: Knobs, estimate: Callable[..., float | None] | None) ->
             continue
         if not hasattr(options, setting):
             raise UnsupportedError(f"torch {torch.__version__} has no overlap setting {setting!r} (knob {name!r})")
+        if name == "bucket_mode" and value not in _BUCKET_MODES:
+            # The scheduler takes any text and falls back without a word: then the plan would not be what it says.
+            raise UnsupportedError(f"bucket mode {value!r} is none of {', '.join(_BUCKET_MODES)}")
         patch[prefix + setting] = value
     return patch
 
