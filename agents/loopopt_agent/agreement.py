@@ -15,13 +15,17 @@ poisons the board and acts on nothing any more; whatever the decision was, the o
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from loopopt.errors import WireError
+
+_KEPT_DECISIONS = 200
 
 
 class Store(Protocol):
@@ -31,6 +35,7 @@ class Store(Protocol):
     def get(self, key: str) -> bytes: ...
     def check(self, keys: list[str]) -> bool: ...
     def compare_set(self, key: str, expected: str, desired: str) -> bytes: ...
+    def delete_key(self, key: str) -> bool: ...
 
 
 class AgreementLost(Exception):  # noqa: N818  (an outcome, not a bug)
@@ -78,11 +83,17 @@ class Board:
         self._limit_s = limit_s
         self._clock = clock
         self._sleep = sleep
+        self._written: deque[int] = deque()
 
     def decide(self, boundary: int, decision: Decision) -> None:
         """Rank 0: write the decision for a boundary."""
         body = {"action": decision.action, "following": decision.following, "details": decision.details}
         self._store.set(f"d/{boundary}", json.dumps(body))
+        self._written.append(boundary)
+        if len(self._written) > _KEPT_DECISIONS:
+            # A job of weeks must not fill the store; no rank is that far behind (it would be in a collective).
+            with contextlib.suppress(RuntimeError):
+                self._store.delete_key(f"d/{self._written.popleft()}")
 
     def read(self, boundary: int) -> Decision:
         """The decision for a boundary; waits for it.
@@ -135,34 +146,34 @@ class Board:
         keys = [f"q/{question}/{rank}" for rank in range(self.world_size)]
         verdict_key = f"v/{question}"
         deadline = self._clock() + (self._limit_s if limit_s is None else limit_s)
-        verdict = self._judge(keys) if mine.startswith("error") is False else f"no: rank {self.rank}: {mine}"
+        # A veto is written as the verdict at once: the others find it there and need not look for it.
+        verdict = f"no: rank {self.rank}: {mine}" if mine.startswith("error") else self._judge(keys)
         pause = 0.001
-        while verdict is None:
-            if self._store.check([verdict_key]):
-                break
+        while verdict is None and not self._store.check([verdict_key]):
             if self._store.check(["poison"]):
                 verdict = f"no: {self._store.get('poison').decode()}"
             elif self._clock() > deadline:
-                missing = [r for r, key in enumerate(keys) if not self._store.check([key])]
+                missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
                 verdict = f"no: no answer from rank {', '.join(map(str, missing))}"
             else:
                 self._sleep(pause)
                 pause = min(pause * 2, 0.05)
                 verdict = self._judge(keys)
-        # An empty `expected` stores `desired` only if the key is not there yet.
-        return self._store.compare_set(verdict_key, "", verdict or "no: lost").decode()
+        if verdict is None:
+            return self._store.get(verdict_key).decode()
+        # An empty `expected` stores `desired` only if the key is not there yet: the first verdict stands.
+        return self._store.compare_set(verdict_key, "", verdict).decode()
 
     def _judge(self, keys: list[str]) -> str | None:
-        for rank, key in enumerate(keys):
-            if self._store.check([key]):
-                value = self._store.get(key).decode()
-                if value.startswith("error"):
-                    return f"no: rank {rank}: {value}"
         if not self._store.check(keys):
             return None
-        values = [self._store.get(key) for key in keys]
-        odd = [rank for rank, value in enumerate(values) if value != values[0]]
-        return "ok" if not odd else f"no: rank {odd[0]} has another order of collectives than rank 0"
+        values = [self._store.get(key).decode() for key in keys]
+        for rank, value in enumerate(values):
+            if value.startswith("error"):
+                return f"no: rank {rank}: {value}"
+            if value != values[0]:
+                return f"no: rank {rank} has another order of collectives than rank 0"
+        return "ok"
 
     def poison(self, reason: str) -> None:
         """This rank takes part in nothing any more: nobody shall wait for it."""

@@ -51,8 +51,12 @@ class StepCounter:
 
     def _find(self) -> int:
         calls = self._calls
-        for period in range(1, len(calls) // 3 + 1):
+        optimizers = len(set(calls))
+        # A period has every optimizer in it: three calls of one in a row are not an iteration of their own.
+        for period in range(optimizers, len(calls) // 3 + 1):
             tail = calls[-3 * period :]
+            if len(set(tail)) < optimizers:
+                continue
             if all(tail[i] == tail[i + period] for i in range(2 * period)):
                 return period
         return 0

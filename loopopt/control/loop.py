@@ -454,6 +454,10 @@ class Loop:
             self._round_s = now_s
             self._enter("watching", now_s)
             return [note]
+        if verdict == "unused":
+            # No graph with collectives passed the compiler: no other plan would be used either, and each costs a stall.
+            self._queue.clear()
+            self.reason = reason
         return [note, *self._next_plan(now_s)]
 
     def _judge(self, trial: Trial, now_s: float) -> list[Action]:

@@ -11,17 +11,25 @@ repeats is printed with the range. The compute-bound variant runs the whole loop
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from loopopt import ctl
 from loopopt.cli import netns
-from loopopt.wire import ENV_DIR, ENV_ENABLE
+from loopopt.config import LoopConfig
+from loopopt.errors import LoopoptError
+from loopopt.store import Store
+from loopopt.wire import ENV_DIR, ENV_ENABLE, STATE_NAME
 
 STOCK = Path(__file__).with_name("stock.py")
 
@@ -62,6 +70,38 @@ def closed_loop(folder: Path, rate: str | None, arguments: list[str], name: str)
     return found
 
 
+def idle(folder: Path, rate: str, steps: int) -> dict[str, float]:
+    """An agent and a daemon that only watch: what they cost.
+
+    The baseline is made endless, so that neither a window nor a switch comes.
+    """
+    command = [sys.executable, "-m", "loopopt", "run", "--name", "idle", "--dir", str(folder / "idle")]
+    command += ["--set", "baseline_steps=1000000", "--", sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "2", "-m", "loopopt_agent.demo.train", "--steps", str(steps)]
+    clean = {k: v for k, v in os.environ.items() if k not in (ENV_ENABLE, ENV_DIR)}
+    run = subprocess.Popen(netns.wrapped(command, rate), env=clean | {"OMP_NUM_THREADS": "1"})
+    last: dict[str, Any] = {}
+    while run.poll() is None:
+        time.sleep(0.5)
+        with contextlib.suppress(LoopoptError, psutil.Error):
+            last = ctl.request(folder / "idle", "status")
+            last["rss"] = psutil.Process(last["pid"]).memory_info().rss
+    per_rank_us = last["counters"]["agent_us"] / last["world_size"]
+    return {
+        "agent, share of a step": per_rank_us / (last["step"] * last["current_step_us"]),
+        "daemon, resident MB": last["rss"] / 1e6,
+    }
+
+
+def window_cost(folder: Path, name: str, window_steps: int = 2) -> float:
+    """Share of the job's time that sampling at the default interval costs, from a finished run's traced steps."""
+    with Store.open(folder / name / STATE_NAME) as store:
+        runs = [r for r in store.steps_since() if r.plan_id == "as-it-was" and r.rank == 0]
+    plain = statistics.median(d for r in runs if r.kind == "plain" for d in r.durations_us)
+    traced = statistics.median(d for r in runs if r.kind == "traced" for d in r.durations_us)
+    return max(0.0, traced - plain) * window_steps / 1e6 / LoopConfig().sampling_interval_s
+
+
 def main() -> int:
     """Print the ratios; write them as JSON if asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -81,6 +121,8 @@ def main() -> int:
                 torchrun(job, args.rate, {})
                 times[mode].append(step_seconds(log, skip=3))
             loops.append(closed_loop(folder, args.rate, ["--steps", "80"], f"loop{repeat}"))
+        costs = idle(folder, args.rate, 40)
+        costs["sampling, share of the time"] = max(window_cost(folder, f"loop{r}") for r in range(args.repeats))
         bound = closed_loop(folder, None, ["--steps", "80", "--batch", "48"], "bound")
     ours = [loop["after"]["step_us"] / 1e6 for loop in loops]
     inside = [loop["before"]["step_us"] / 1e6 for loop in loops]
@@ -97,8 +139,10 @@ def main() -> int:
     }
     for what, value in result.items():
         print(f"{what:52} {value['median']:.3f}  ({value['low']:.3f} .. {value['high']:.3f})")
+    for what, cost in costs.items():
+        print(f"{what:52} {cost:.5f}" if cost < 1 else f"{what:52} {cost:.0f}")
     if args.json is not None:
-        args.json.write_text(json.dumps(result, indent=1))
+        args.json.write_text(json.dumps(result | {"costs": costs}, indent=1))
     return 0
 
 
