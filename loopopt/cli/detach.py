@@ -26,12 +26,17 @@ def detach(job: str | None, restore: bool, wait_s: float) -> int:
     from loopopt.cli import background, jobs
 
     job_dir = jobs.find_served(job)
-    background.ask(job_dir, "detach", timeout_s=wait_s, restore=restore)
+    answer = background.ask(job_dir, "detach", timeout_s=wait_s, restore=restore)
     deadline = time.monotonic() + wait_s
     while jobs.daemon_answers(job_dir):
         if time.monotonic() > deadline:
             raise DaemonError(f"{job_dir}: the daemon has not ended after {wait_s:.0f} s: see {job_dir}/daemon.log")
         time.sleep(0.1)
+    if restore and not answer.get("restored"):
+        raise DaemonError(
+            f"detached from {job_dir.name}, but the ranks have not yet said that they are back on their own schedule: "
+            "they switch at their next step; `loopopt attach` shows what they run"
+        )
     schedule = "its own schedule" if restore else "the schedule it has"
     click.echo(f"detached from {job_dir.name}: the job trains on with {schedule}")
     return 0

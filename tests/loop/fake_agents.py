@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from loopopt import wire
-from loopopt.plans import Plan
+from loopopt.plans import BASELINE, Plan
 
 TRACES = Path(__file__).parent.parent / "data" / "traces" / "gloo_2ranks"
 """Two ranks, three steps, 9 to 12 ms of exposed communication in each."""
@@ -163,15 +163,19 @@ class FakeAgents:
         if isinstance(order, wire.Capture):
             self._trace(order)
         elif isinstance(order, wire.Apply):
-            plan = Plan.from_json(order.plan)
-            self._train()
-            self.plan_id, self.label = plan.plan_id, plan.label
-            self.applied.append(plan.label)
-            self._train("compiling", 1)
-            for rank in range(self.world):
-                self._send(rank, wire.PlanResult(rank, self.plan_id, self._step, "applied", compile_us=2e6, graphs=1))
+            self._switch(Plan.from_json(order.plan))
         elif isinstance(order, wire.Release):
             self.released.append(order.restore)
+            if order.restore:
+                self._switch(BASELINE)
+
+    def _switch(self, plan: Plan) -> None:
+        self._train()
+        self.plan_id, self.label = plan.plan_id, plan.label
+        self.applied.append(plan.label)
+        self._train("compiling", 1)
+        for rank in range(self.world):
+            self._send(rank, wire.PlanResult(rank, self.plan_id, self._step, "applied", compile_us=2e6, graphs=1))
 
     def _trace(self, order: wire.Capture) -> None:
         folder = self.job_dir / wire.TRACE_DIR_NAME / order.window_id

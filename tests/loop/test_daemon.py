@@ -215,7 +215,8 @@ def test_an_observed_job_is_traced_and_left_alone(daemon: Process) -> None:
 def test_detach_tells_the_job_and_ends_the_daemon(daemon: Process, agents: FakeAgents, restore: bool) -> None:
     """The release reaches rank 0 before the daemon is gone; it ends with 0."""
     daemon.wait_for(_kept)
-    ctl.request(daemon.job_dir, "detach", restore=restore)
+    answer = ctl.request(daemon.job_dir, "detach", 60.0, restore=restore)
+    assert answer["restored"] is restore, "with --restore the ranks have reported the original schedule by then"
     assert daemon.child is not None
     assert daemon.child.wait(60) == 0
     deadline = time.monotonic() + 10
