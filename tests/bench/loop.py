@@ -67,7 +67,7 @@ def closed_loop(folder: Path, rate: str | None, arguments: list[str], name: str)
     summary, log = folder / f"{name}.json", folder / f"{name}.jsonl"
     command = [sys.executable, "-m", "loopopt", "run", "--name", name, "--dir", str(folder / name)]
     command += ["--summary-json", str(summary), "--", sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "2", "-m", "loopopt_agent.demo.train", *arguments, "--log", str(log)]
+    command += ["--nproc-per-node", "2", "-m", "loopopt_agent.demo.train", *arguments, "--steps-log", str(log)]
     if rate is not None:
         command = netns.wrapped(command, rate)
     clean = {k: v for k, v in os.environ.items() if k not in (ENV_ENABLE, ENV_DIR)}
@@ -129,7 +129,7 @@ def main() -> int:
 
         def alone(key: str, mode: str, rate: str | None, extra: list[str]) -> None:
             log = folder / f"{key}-{len(times[key])}.jsonl"
-            torchrun([str(STOCK), mode, "--log", str(log), "--steps", str(args.steps), *extra], rate, {})
+            torchrun([str(STOCK), mode, "--steps-log", str(log), "--steps", str(args.steps), *extra], rate, {})
             times[key].append(step_seconds(log, skip=3))
 
         for repeat in range(args.repeats):
