@@ -43,15 +43,23 @@ class Job:
         return self.process.returncode, [json.loads(line) for line in lines], err
 
 
-def start(tmp: Path, job_dir: Path | None, *arguments: str, torchrun: tuple[str, ...] = (), **env: str) -> Job:
-    """torchrun on two ranks; `job_dir` None leaves loopopt out of the environment altogether."""
+def start(
+    tmp: Path,
+    job_dir: Path | None,
+    *arguments: str,
+    torchrun: tuple[str, ...] = (),
+    script: tuple[Path | str, ...] = (SCRIPT,),
+    ranks: int = 2,
+    **env: str,
+) -> Job:
+    """torchrun of a script; `job_dir` None leaves loopopt out of the environment altogether."""
     variables = {k: v for k, v in os.environ.items() if not k.startswith("LOOPOPT")}
     variables |= {"OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "6", "TORCHINDUCTOR_COMPILE_THREADS": "1", **env}
     if job_dir is not None:
         variables |= {wire.ENV_ENABLE: "1", wire.ENV_DIR: str(job_dir), wire.ENV_JOB: "test"}
     log = tmp / f"steps-{len(list(tmp.glob('steps-*')))}.jsonl"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *torchrun]
-    command += [str(SCRIPT), "--steps-log", str(log), *arguments]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *torchrun]
+    command += [*map(str, script), "--steps-log", str(log), *arguments]
     process = subprocess.Popen(command, env=variables, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     return Job(process, log)
 

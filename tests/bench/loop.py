@@ -137,7 +137,7 @@ def main() -> int:
             alone("stock", "stock", args.rate, [])
             loops.append(closed_loop(folder, args.rate, ["--steps", str(args.loop_steps)], f"loop{repeat}"))
             alone("bound", "plain", None, compute_bound)
-            steps = ["--steps", str(args.steps + 30)]
+            steps = ["--steps", str(args.loop_steps)]
             bound.append(closed_loop(folder, None, [*steps, *compute_bound], f"bound{repeat}"))
         costs = idle(folder, args.rate, 40)
         costs["sampling, share of the time"] = max(window_cost(folder, f"loop{r}") for r in range(args.repeats))

@@ -27,7 +27,9 @@ def main() -> None:
     parser.add_argument("--sequence", type=int, default=128)
     parser.add_argument("--eager", action="store_true", help="do not compile")
     parser.add_argument("--dynamic", action="store_true", help="change the batch size now and then")
-    parser.add_argument("--steps-log", dest="log", default="", help="append the JSON lines to this file instead of stdout")
+    parser.add_argument(
+        "--steps-log", dest="log", default="", help="append the JSON lines to this file instead of stdout"
+    )
     args = parser.parse_args()
 
     dist.init_process_group("gloo")
