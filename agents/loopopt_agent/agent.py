@@ -12,7 +12,6 @@ import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,7 @@ _MOST_STEPS_APART = 1000
 _OFFER_LIMIT_S = 120.0
 _COMPILED_AFTER_STEPS = 3
 _REPORT_EVERY_S = 0.5
+_NOT_COMPILED = "the job is not compiled (no torch.compile seen so far): nothing to reschedule"
 
 
 class Agent:
@@ -118,6 +118,8 @@ class Agent:
 
     def _at_boundary(self, step: int) -> None:
         self._faults.hit("decision")
+        if self._reason == _NOT_COMPILED:
+            self._look_whether_compiled()
         decision = self._board.read(step)
         self._act(decision, step)
         self._boundary = decision.following
@@ -295,9 +297,11 @@ class Agent:
         return min(_MOST_STEPS_APART, max(1, math.ceil(DECISION_SPACING_S * 1e6 / max(step_us, 1.0))))
 
     def _look_whether_compiled(self) -> None:
-        if self._mode == "closed_loop" and torch_api.graphs_compiled() == 0:
-            self._mode = "observe"
-            self._reason = "the job is not compiled (no torch.compile seen in its first steps): nothing to reschedule"
+        compiled = torch_api.graphs_compiled() > 0
+        if self._mode == "closed_loop" and not compiled:
+            self._mode, self._reason = "observe", _NOT_COMPILED
+        elif self._reason == _NOT_COMPILED and compiled:
+            self._mode, self._reason = "closed_loop", ""  # a job that warms up uncompiled
 
     # ------------------------------------------------------------ other threads
 
@@ -390,6 +394,3 @@ class _whatever_happens(contextlib.suppress):  # noqa: N801  (reads as a word)
 
     def __init__(self) -> None:
         super().__init__(Exception, AgreementLost)
-
-
-AgentFactory = Callable[[], Agent]

@@ -353,6 +353,7 @@ class Loop:
 
     def _begin_round(self, now_s: float, why: str) -> list[Action]:
         self.round += 1
+        self.reason = ""
         self.trials = []
         self._trial = None
         self._queue = []

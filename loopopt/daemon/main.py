@@ -133,6 +133,8 @@ class Daemon:
             rank.mode, rank.reason = message.mode, message.reason
             if message.mode == "observe":
                 self.carry_out(self.loop.on_observe(message.reason, now))
+            elif self.loop.phase == "observing" and not self.registry.why_observe():
+                self.carry_out(self.loop.on_lost("the loop can be closed now", now))
         elif isinstance(message, wire.WindowDone):
             self._on_window_done(message)
         elif isinstance(message, wire.PlanResult):

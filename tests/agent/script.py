@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--pause", type=float, default=0.25, help="sleep in each step, so that a test can keep up")
     parser.add_argument("--eager", action="store_true")
+    parser.add_argument("--compile-at", type=int, default=0, help="run uncompiled before this step")
     parser.add_argument("--dynamic", action="store_true")
     parser.add_argument("--loader", action="store_true", help="spawned data-loader workers")
     parser.add_argument("--profile-at", type=int, default=-1, help="use torch.profiler in this and the next step")
@@ -43,7 +44,7 @@ def main() -> None:
     group = dist.group.WORLD
     assert group is not None
     model = Transformer(config, group)
-    step_model = model if args.eager else torch.compile(model)
+    compiled = torch.compile(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     rows = Tokens()
     loader = None
@@ -57,6 +58,7 @@ def main() -> None:
         profiler = torch.profiler.profile() if args.profile_at == step else None
         if profiler is not None:
             profiler.start()
+        step_model = model if args.eager or step < args.compile_at else compiled
         loss = step_model(tokens[:, :-1], tokens[:, 1:])
         loss.backward()
         if args.no_optimizer:

@@ -123,6 +123,22 @@ def test_a_job_without_compile_is_observed_and_told_so(tmp_path: Path, job_dir: 
     assert job.finish()[0] == 0
 
 
+def test_a_job_that_warms_up_uncompiled_is_not_given_up(tmp_path: Path, job_dir: Path) -> None:
+    """First "observe", and the loop can be closed as soon as something is compiled."""
+    daemon = ScriptedDaemon(job_dir)
+    job = start(tmp_path, job_dir, "--compile-at", "25", "--steps", "60")
+    modes = [daemon.wait(wire.Heartbeat)[0].mode]
+    while modes[-1] == "closed_loop" and len(modes) < 20:
+        modes.append(daemon.wait(wire.Heartbeat)[0].mode)
+    assert modes[-1] == "observe"
+    while modes[-1] == "observe" and len(modes) < 40:
+        modes.append(daemon.wait(wire.Heartbeat)[0].mode)
+    assert modes[-1] == "closed_loop"
+    daemon.send(wire.Apply(PLAN.to_json()))
+    assert {r.outcome for r in daemon.wait(wire.PlanResult, 2)} == {"applied"}
+    assert job.finish()[0] == 0
+
+
 def test_shapes_that_change_are_compiled_again_under_the_plan(tmp_path: Path, job_dir: Path) -> None:
     """Dynamic batch sizes: later compiles are agreed on too, and the loss is that of the plain job."""
     code, plain, err = start(tmp_path, None, "--dynamic", "--pause", "0", "--steps", "30").finish()
