@@ -33,7 +33,7 @@ DECISION_SPACING_S = 1.0
 _MOST_STEPS_APART = 1000
 _OFFER_LIMIT_S = 120.0
 _COMPILED_AFTER_STEPS = 3
-_REPORT_EVERY_S = 0.5
+_REPORT_EVERY_S = 1.0
 _NOT_COMPILED = "the job is not compiled (no torch.compile seen so far): nothing to reschedule"
 
 

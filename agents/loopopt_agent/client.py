@@ -22,6 +22,7 @@ from loopopt.errors import WireError
 
 _RECONNECT_S = 1.0
 _HEARTBEAT_S = 2.0
+_LOOK_S = 0.5
 _SEND_LIMIT_S = 5.0
 _QUEUE = 10_000
 
@@ -104,7 +105,7 @@ class Client:
                 if time.monotonic() >= next_beat:
                     line.sendall(wire.encode(self._heartbeat()))
                     next_beat = time.monotonic() + _HEARTBEAT_S
-                readable, _, _ = select.select([line], [], [], 0.2)
+                readable, _, _ = select.select([line], [], [], _LOOK_S)
                 if not readable:
                     continue
                 data = line.recv(1 << 16)

@@ -34,7 +34,8 @@ from loopopt.store import WindowRow, prune_traces
 
 log = logging.getLogger("loopopt.daemon")
 
-_TICK_S = 0.25
+_TICK_S = 1.0
+"""The loop looks at the clock this often; it also looks after every message."""
 _STORE_MAX_BYTES = 200_000_000
 _STORE_MAX_WINDOWS = 500
 _GRACE_S = 20.0
@@ -67,6 +68,7 @@ class Daemon:
         self.registry = Registry()
         self.metrics: MetricsServer | None = None
         self.finished = asyncio.Event()
+        self._news = asyncio.Event()
         self._windows: dict[str, Window] = {}
         self._measured: dict[str, dict[str, Any]] = {}
         self._measuring: set[asyncio.Task[None]] = set()
@@ -79,6 +81,11 @@ class Daemon:
         log.info("%s", text)
         self.notes.append(f"{time.strftime('%H:%M:%S')} {text}")
 
+    def finish(self) -> None:
+        """End in good order."""
+        self.finished.set()
+        self._news.set()
+
     # ------------------------------------------------------------ agents
 
     async def serve_agent(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -88,6 +95,7 @@ class Daemon:
                 raise WireError("the peer is another user's process")
             while line := await reader.readline():
                 self._on_message(wire.decode(line), writer)
+                self._news.set()
         except (WireError, ValueError) as err:
             self.note(f"a connection was dropped: {err}")
             self.memory.count("messages_refused")
@@ -280,7 +288,7 @@ class Daemon:
                     rank.writer.close()
             if self._job_is_over(now):
                 self.note("the job is over: the daemon ends")
-                self.finished.set()
+                self.finish()
             late = [w for w in self._windows.values() if now - w.asked_s > self.config.window_timeout_s]
             for window in late:
                 del self._windows[window.window_id]
@@ -290,7 +298,8 @@ class Daemon:
             self.carry_out(self.loop.tick(now))
             self._count_rollbacks(before)
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self.finished.wait(), _TICK_S)
+                await asyncio.wait_for(self._news.wait(), _TICK_S)
+            self._news.clear()
 
     def _job_is_over(self, now: float) -> bool:
         ranks = self.registry.ranks.values()
@@ -340,7 +349,7 @@ class Daemon:
         if cmd == "detach":
             return await self._detach(bool(request.get("restore")))
         if cmd == "shutdown":
-            self.finished.set()
+            self.finish()
             return {"ok": True}
         return {"error": f"unknown command {cmd!r}: this daemon is loopopt {loopopt.__version__}"}
 
@@ -355,11 +364,11 @@ class Daemon:
             while time.monotonic() < deadline and any(
                 r.live and r.plan_id != BASELINE.plan_id for r in self.registry.ranks.values()
             ):
-                await asyncio.sleep(_TICK_S)
+                await asyncio.sleep(0.1)
             restored = all(r.plan_id == BASELINE.plan_id for r in self.registry.ranks.values() if r.live)
             if not restored:
                 self.note(f"the ranks have not reported the original schedule within {_RESTORE_S:.0f} s")
-        self.finished.set()
+        self.finish()
         return {"ok": True, "restored": restored, "was_running": running}
 
     def _trials(self) -> list[dict[str, Any]]:
@@ -481,7 +490,7 @@ async def _run(job_dir: Path, config: LoopConfig) -> None:
     daemon = Daemon(job_dir, config)
     events = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        events.add_signal_handler(number, daemon.finished.set)
+        events.add_signal_handler(number, daemon.finish)
     try:
         try:
             daemon.metrics = start_server(daemon.snapshot, config.metrics_host, config.metrics_port)

@@ -150,6 +150,9 @@ def main() -> int:
             [loop["after"]["exposed_us"] for loop in loops], [loop["before"]["exposed_us"] for loop in loops]
         ),
         "compute-bound step: ours / plain": ratio([loop["final_s"] for loop in bound], times["bound"]),
+        "compute-bound step: ours / plain, inside one job": ratio(
+            [loop["final_s"] for loop in bound], [loop["before"]["step_us"] / 1e6 for loop in bound]
+        ),
     }
     for what, value in result.items():
         print(f"{what:52} {value['median']:.3f}  ({value['low']:.3f} .. {value['high']:.3f})")
