@@ -79,6 +79,7 @@ class RankMeasurement:
         steps: one breakdown per whole step, oldest first.
         collectives: sums per kind and group.
         timeline: spans of the last whole step, times relative to its start.
+        step_numbers: number of each of `steps`, as the trace's marks have it.
     """
 
     rank: int
@@ -86,6 +87,7 @@ class RankMeasurement:
     steps: tuple[Breakdown, ...] = ()
     collectives: tuple[CollectiveTotals, ...] = ()
     timeline: tuple[TimelineSpan, ...] = ()
+    step_numbers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,29 @@ class Duration:
 
 
 @dataclass(frozen=True, slots=True)
+class Regime:
+    """A straight line that holds from one message size up to the next regime.
+
+    Attributes:
+        from_bytes: smallest message size it was fitted to.
+        latency_us: intercept, microseconds, never negative.
+        us_per_byte: slope, never negative; its inverse is the bandwidth in megabytes (1e6) a second.
+        spread: half the interquartile range of the relative residuals: 0.1 stands for ten per cent either way.
+        samples: collectives it was fitted to.
+    """
+
+    from_bytes: int
+    latency_us: float
+    us_per_byte: float
+    spread: float
+    samples: int
+
+    def at(self, message_bytes: int) -> float:
+        """Transfer time on the line, microseconds."""
+        return self.latency_us + self.us_per_byte * message_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class CollectiveCurve:
     """Transfer time of one kind of collective on one group, by message size.
 
@@ -50,6 +73,9 @@ class CollectiveCurve:
         group_size: ranks in the group.
         sizes: message bytes, strictly rising.
         durations: transfer time at each size, same length as `sizes`.
+        dtype: element type as PyTorch names it, "" if mixed or unknown.
+        topology: "local" if all members are on one host, "cross-host", "" if unknown.
+        regimes: fitted lines, by size; empty where too little was measured.
     """
 
     kind: str
@@ -57,6 +83,9 @@ class CollectiveCurve:
     group_size: int
     sizes: tuple[int, ...]
     durations: tuple[Duration, ...]
+    dtype: str = ""
+    topology: str = ""
+    regimes: tuple[Regime, ...] = ()
 
     def at(self, message_bytes: int) -> float:
         """Transfer time in microseconds at a size: linear between measured sizes.
@@ -89,13 +118,17 @@ class TimingTable:
 
     Attributes:
         collectives: curves, sorted by (kind, group, group_size).
-        compute: `compute_key` -> duration in situ.
+        compute: `compute_key` -> duration in situ, with whatever ran beside it.
         fingerprint: hardware and software the numbers belong to ("world", "torch", "device", ...).
+        isolated: `compute_key` -> duration of those runs during which no communication was in flight.
+        regions: compiled region -> device time of the kernels it launched, per run of the region.
     """
 
     collectives: tuple[CollectiveCurve, ...] = ()
     compute: dict[str, Duration] = field(default_factory=dict)
     fingerprint: dict[str, str] = field(default_factory=dict)
+    isolated: dict[str, Duration] = field(default_factory=dict)
+    regions: dict[str, Duration] = field(default_factory=dict)
 
     def collective_us(self, kind: str, group: str, group_size: int, message_bytes: int) -> float | None:
         """Transfer time, exact group first, then any group of that size; None if never measured."""

@@ -1,6 +1,6 @@
 """The demo model with and without the loop, interleaved in one run, as ratios.
 
-    python -m tests.bench.loop [--rate 1500mbit] [--repeats 3] [--steps 14] [--json FILE]
+    python -m tests.bench.loop [--rate 1500mbit] [--repeats 3] [--steps 14] [--only shaped|bound] [--json FILE]
 
 Each repeat runs, one after another on the same shaped link: plain `torch.compile`; torch's overlap scheduler
 with its default settings; and ours, a job under `loopopt run` from its first step, timed in its last steps, after
@@ -118,6 +118,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=14)
     parser.add_argument("--loop-steps", type=int, default=140, help="steps of a job with the loop beside it")
+    parser.add_argument("--only", choices=["shaped", "bound"], help="one of the two variants, without the costs")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     times: dict[str, list[float]] = {"plain": [], "stock": [], "bound": []}
@@ -132,28 +133,38 @@ def main() -> int:
             torchrun([str(STOCK), mode, "--steps-log", str(log), "--steps", str(args.steps), *extra], rate, {})
             times[key].append(step_seconds(log, skip=3))
 
+        steps = ["--steps", str(args.loop_steps)]
         for repeat in range(args.repeats):
-            alone("plain", "plain", args.rate, [])
-            alone("stock", "stock", args.rate, [])
-            loops.append(closed_loop(folder, args.rate, ["--steps", str(args.loop_steps)], f"loop{repeat}"))
-            alone("bound", "plain", None, compute_bound)
-            steps = ["--steps", str(args.loop_steps)]
-            bound.append(closed_loop(folder, None, [*steps, *compute_bound], f"bound{repeat}"))
-        costs = idle(folder, args.rate, 40)
-        costs["sampling, share of the time"] = max(window_cost(folder, f"loop{r}") for r in range(args.repeats))
-    ours = [loop["final_s"] for loop in loops]
-    result = {
-        "step: ours / plain torch.compile": ratio(ours, times["plain"]),
-        "step: ours / plain, inside one job": ratio(ours, [loop["before"]["step_us"] / 1e6 for loop in loops]),
-        "step: ours / stock overlap scheduler": ratio(ours, times["stock"]),
-        "exposed communication: ours / plain": ratio(
-            [loop["after"]["exposed_us"] for loop in loops], [loop["before"]["exposed_us"] for loop in loops]
-        ),
-        "compute-bound step: ours / plain": ratio([loop["final_s"] for loop in bound], times["bound"]),
-        "compute-bound step: ours / plain, inside one job": ratio(
-            [loop["final_s"] for loop in bound], [loop["before"]["step_us"] / 1e6 for loop in bound]
-        ),
-    }
+            if args.only != "bound":
+                alone("plain", "plain", args.rate, [])
+                alone("stock", "stock", args.rate, [])
+                loops.append(closed_loop(folder, args.rate, steps, f"loop{repeat}"))
+            if args.only != "shaped":
+                alone("bound", "plain", None, compute_bound)
+                bound.append(closed_loop(folder, None, [*steps, *compute_bound], f"bound{repeat}"))
+        costs: dict[str, float] = {}
+        if args.only is None:
+            costs |= idle(folder, args.rate, 40)
+            costs["sampling, share of the time"] = max(window_cost(folder, f"loop{r}") for r in range(args.repeats))
+    result: dict[str, dict[str, float]] = {}
+    if loops:
+        ours = [loop["final_s"] for loop in loops]
+        result |= {
+            "step: ours / plain torch.compile": ratio(ours, times["plain"]),
+            "step: ours / plain, inside one job": ratio(ours, [loop["before"]["step_us"] / 1e6 for loop in loops]),
+            "step: ours / stock overlap scheduler": ratio(ours, times["stock"]),
+            "exposed communication: ours / plain": ratio(
+                [loop["after"]["exposed_us"] for loop in loops], [loop["before"]["exposed_us"] for loop in loops]
+            ),
+        }
+    if bound:
+        ours = [loop["final_s"] for loop in bound]
+        result |= {
+            "compute-bound step: ours / plain": ratio(ours, times["bound"]),
+            "compute-bound step: ours / plain, inside one job": ratio(
+                ours, [loop["before"]["step_us"] / 1e6 for loop in bound]
+            ),
+        }
     for what, value in result.items():
         print(f"{what:52} {value['median']:.3f}  ({value['low']:.3f} .. {value['high']:.3f})")
     for what, cost in costs.items():
