@@ -7,8 +7,9 @@ Keys
                  group ("<process group name>" where the trace tells it, else "") and group size.
                  Each holds samples by *message bytes*: the larger of a rank's total input and total
                  output (the output of an all-gather, the input of a reduce-scatter).
-    compute      `compute_key(op, shapes, dtype)`, for example
-                 ``aten::mm|[[512,256],[256,64]]|float32``.
+    compute      `compute_key(op, shapes, dtype, strides)`, for example
+                 ``aten::mm|[[512,256],[256,64]]|float32``: all runs of that op on those shapes; with strides that
+                 are not contiguous added (``|[[256,1],[1,256]]``), those runs alone.
 
 Units: microseconds and bytes. Unknown stays unknown: every lookup may answer None.
 """
@@ -20,9 +21,13 @@ import json
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import log2
 from typing import Any
 
 from loopopt.errors import WireError
+
+_PRIOR_SAMPLES = 4.0
+"""Samples that a fitted line counts for against the measured median at a size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +93,26 @@ class CollectiveCurve:
     regimes: tuple[Regime, ...] = ()
 
     def at(self, message_bytes: int) -> float:
-        """Transfer time in microseconds at a size: linear between measured sizes.
+        """Transfer time in microseconds at a size.
 
-        Below the smallest size the smallest size's time is a floor for latency (the line through
-        the two smallest sizes is followed down but never below half of it); above the largest the
-        line through the two largest is followed, never at more than twice the bandwidth
-        the largest showed.
+        With fitted lines: the line of the size's regime, drawn towards the measured medians around it the more
+        the more samples those have. Without: linear between measured sizes.
+
+        Below the smallest size the line is followed down, but never below its latency nor below half of the
+        smallest size's time; above the largest it is followed up, never at more than twice the bandwidth that
+        the largest size showed.
         """
-        times = [d.median_us for d in self.durations]
         sizes = self.sizes
+        if self.regimes:
+            low = max(self.regimes[0].latency_us, 0.5 * self._drawn(sizes[0]))
+            if message_bytes <= sizes[0]:
+                return max(low, self._drawn(message_bytes))
+            if message_bytes <= sizes[-1]:
+                return self._drawn(message_bytes)
+            last = self._drawn(sizes[-1])
+            slope = max(self.regimes[-1].us_per_byte, 0.5 * last / sizes[-1])
+            return last + slope * (message_bytes - sizes[-1])
+        times = [d.median_us for d in self.durations]
         if len(sizes) == 1:
             # One point cannot separate latency from bandwidth: scale what is above it, keep what is below.
             return times[0] * max(1.0, message_bytes / max(sizes[0], 1)) if message_bytes else times[0] * 0.5
@@ -106,10 +122,49 @@ class CollectiveCurve:
         if message_bytes >= sizes[-1]:
             slope = max(0.0, (times[-1] - times[-2]) / (sizes[-1] - sizes[-2]))
             return times[-1] + max(slope, 0.5 * times[-1] / sizes[-1]) * (message_bytes - sizes[-1])
-        right = bisect_left(sizes, message_bytes)
+        left, share = self._between(message_bytes)
+        return times[left] + share * (times[left + 1] - times[left])
+
+    def uncertainty_us(self, message_bytes: int) -> float:
+        """Half the width of the range in which the middle half of transfers of a size are expected, microseconds.
+
+        It grows by the relative spread of the nearest regime for every doubling beyond the measured sizes.
+        Without fitted lines it is the spread of the nearest measured size.
+        """
+        sizes = self.sizes
+        nearest = min(max(message_bytes, sizes[0]), sizes[-1])
+        if not self.regimes:
+            left, share = self._between(nearest) if len(sizes) > 1 else (0, 0.0)
+            return self.durations[left + round(share)].spread_us
+        big, small = max(message_bytes, nearest), max(min(message_bytes, nearest), 1)
+        return self.at(message_bytes) * self._regime(message_bytes).spread * (1.0 + log2(max(big, 1) / small))
+
+    def _regime(self, message_bytes: int) -> Regime:
+        inside = [r for r in self.regimes if r.from_bytes <= message_bytes]
+        return inside[-1] if inside else self.regimes[0]
+
+    def _between(self, message_bytes: int) -> tuple[int, float]:
+        """(index of the measured size at or below, share of the way to the next), for sizes within the range."""
+        right = min(max(bisect_left(self.sizes, message_bytes), 1), len(self.sizes) - 1)
         left = right - 1
-        share = (message_bytes - sizes[left]) / (sizes[right] - sizes[left])
-        return times[left] + share * (times[right] - times[left])
+        return left, (message_bytes - self.sizes[left]) / (self.sizes[right] - self.sizes[left])
+
+    def _drawn(self, message_bytes: int) -> float:
+        """The line at a size times what the medians around it say of the line there."""
+        line = self._regime(message_bytes).at(message_bytes)
+        nearest = min(max(message_bytes, self.sizes[0]), self.sizes[-1])
+        left, share = self._between(nearest) if len(self.sizes) > 1 else (0, 0.0)
+        bent = self._bend(left) * (1.0 - share)
+        return line * (bent + (self._bend(left + 1) * share if share else 0.0))
+
+    def _bend(self, index: int) -> float:
+        """Measured median over line at a measured size, drawn to 1 where the median is of few samples."""
+        found = self.durations[index]
+        line = self._regime(self.sizes[index]).at(self.sizes[index])
+        if line <= 0.0 or found.median_us <= 0.0:
+            return 1.0
+        trust = found.count / (found.count + _PRIOR_SAMPLES)
+        return float((found.median_us / line) ** trust)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,20 +185,37 @@ class TimingTable:
     isolated: dict[str, Duration] = field(default_factory=dict)
     regions: dict[str, Duration] = field(default_factory=dict)
 
-    def collective_us(self, kind: str, group: str, group_size: int, message_bytes: int) -> float | None:
-        """Transfer time, exact group first, then any group of that size; None if never measured."""
-        same_kind = [c for c in self.collectives if c.kind == kind and c.sizes]
-        for curve in same_kind:
-            if curve.group and curve.group == group:
-                return curve.at(message_bytes)
-        for curve in same_kind:
-            if curve.group_size == group_size:
-                return curve.at(message_bytes)
-        return None
+    def curve(self, kind: str, group: str, group_size: int, dtype: str = "") -> CollectiveCurve | None:
+        """The curve that fits best; None if nothing like it was measured.
+
+        The exact group is better than another of its size; within those the same element type is better than
+        another, and then the curve with the most samples.
+        """
+        fitting = [
+            c
+            for c in self.collectives
+            if c.kind == kind and c.sizes and ((c.group and c.group == group) or c.group_size == group_size)
+        ]
+
+        def merit(c: CollectiveCurve) -> tuple[bool, bool, int]:
+            same_group = bool(c.group) and c.group == group
+            return same_group, bool(dtype) and c.dtype == dtype, sum(d.count for d in c.durations)
+
+        return max(fitting, key=merit, default=None)
+
+    def collective_us(
+        self, kind: str, group: str, group_size: int, message_bytes: int, dtype: str = ""
+    ) -> float | None:
+        """Transfer time, microseconds, from the curve that fits best (see `curve`); None if never measured."""
+        found = self.curve(kind, group, group_size, dtype)
+        return found.at(message_bytes) if found is not None else None
 
     def compute_us(self, key: str) -> float | None:
-        """Median duration of a compute op, microseconds; None if never measured."""
-        found = self.compute.get(key)
+        """Median duration of a compute op in situ, microseconds; None if never measured.
+
+        A key with strides that was not measured is answered by the same op with any strides.
+        """
+        found = self.compute.get(key) or self.compute.get(without_strides(key))
         return found.median_us if found is not None else None
 
     @property
@@ -153,11 +225,16 @@ class TimingTable:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; `from_json` is the inverse."""
-        return {
+        content: dict[str, Any] = {
             "collectives": [_curve_json(c) for c in self.collectives],
             "compute": {k: _duration_json(d) for k, d in sorted(self.compute.items())},
             "fingerprint": dict(sorted(self.fingerprint.items())),
         }
+        # What is empty is left out, so that a table without it keeps the digest it always had.
+        for name, durations in (("isolated", self.isolated), ("regions", self.regions)):
+            if durations:
+                content[name] = {k: _duration_json(d) for k, d in sorted(durations.items())}
+        return content
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> TimingTable:
@@ -167,21 +244,17 @@ class TimingTable:
             WireError: the value does not have the table's form.
         """
         try:
-            curves = tuple(
-                CollectiveCurve(
-                    kind=str(c["kind"]),
-                    group=str(c["group"]),
-                    group_size=int(c["group_size"]),
-                    sizes=tuple(int(s) for s in c["sizes"]),
-                    durations=tuple(Duration(int(d[0]), float(d[1]), float(d[2])) for d in c["durations"]),
-                )
-                for c in data["collectives"]
+            curves = tuple(_curve(c) for c in data["collectives"])
+            compute, isolated, regions = (
+                {str(k): Duration(int(v[0]), float(v[1]), float(v[2])) for k, v in data.get(name, {}).items()}
+                for name in ("compute", "isolated", "regions")
             )
-            compute = {str(k): Duration(int(v[0]), float(v[1]), float(v[2])) for k, v in data["compute"].items()}
+            if "compute" not in data:
+                raise KeyError("compute")
             fingerprint = {str(k): str(v) for k, v in data["fingerprint"].items()}
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as err:
             raise WireError(f"timing table: not of the expected form ({err!r})") from err
-        return cls(curves, compute, fingerprint)
+        return cls(curves, compute, fingerprint, isolated, regions)
 
 
 def _duration_json(duration: Duration) -> list[float]:
@@ -190,18 +263,74 @@ def _duration_json(duration: Duration) -> list[float]:
 
 
 def _curve_json(curve: CollectiveCurve) -> dict[str, Any]:
-    return {
+    content: dict[str, Any] = {
         "kind": curve.kind,
         "group": curve.group,
         "group_size": curve.group_size,
         "sizes": list(curve.sizes),
         "durations": [_duration_json(d) for d in curve.durations],
     }
+    if curve.dtype:
+        content["dtype"] = curve.dtype
+    if curve.topology:
+        content["topology"] = curve.topology
+    if curve.regimes:
+        content["regimes"] = [
+            [int(r.from_bytes), float(r.latency_us), float(r.us_per_byte), float(r.spread), int(r.samples)]
+            for r in curve.regimes
+        ]
+    return content
 
 
-def compute_key(op: str, shapes: Sequence[Sequence[int]], dtype: str) -> str:
-    """Key of a compute op: name as in traces ("aten::mm"), shapes of its tensor inputs, dtype of the first."""
-    return f"{op}|{json.dumps([list(s) for s in shapes], separators=(',', ':'))}|{dtype}"
+def _curve(content: dict[str, Any]) -> CollectiveCurve:
+    curve = CollectiveCurve(
+        kind=str(content["kind"]),
+        group=str(content["group"]),
+        group_size=int(content["group_size"]),
+        sizes=tuple(int(s) for s in content["sizes"]),
+        durations=tuple(Duration(int(d[0]), float(d[1]), float(d[2])) for d in content["durations"]),
+        dtype=str(content.get("dtype", "")),
+        topology=str(content.get("topology", "")),
+        regimes=tuple(
+            Regime(int(r[0]), float(r[1]), float(r[2]), float(r[3]), int(r[4])) for r in content.get("regimes", ())
+        ),
+    )
+    if len(curve.sizes) != len(curve.durations) or list(curve.sizes) != sorted(set(curve.sizes)):
+        raise ValueError(f"{curve.kind}: sizes must rise, with one duration each")
+    return curve
+
+
+def compute_key(op: str, shapes: Sequence[Sequence[int]], dtype: str, strides: Sequence[Sequence[int]] = ()) -> str:
+    """Key of a compute op.
+
+    Args:
+        op: name as in traces ("aten::mm").
+        shapes: of its tensor inputs.
+        dtype: of the first one.
+        strides: of its tensor inputs; left out of the key where unknown or all contiguous.
+    """
+    key = f"{op}|{_compact(shapes)}|{dtype}"
+    if len(strides) != len(shapes) or all(map(_is_contiguous, shapes, strides)):
+        return key
+    return f"{key}|{_compact(strides)}"
+
+
+def without_strides(key: str) -> str:
+    """The key of the same op, shapes and dtype with any strides."""
+    return "|".join(key.split("|", 3)[:3])
+
+
+def _compact(rows: Sequence[Sequence[int]]) -> str:
+    return json.dumps([list(row) for row in rows], separators=(",", ":"))
+
+
+def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    expected = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=False):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return len(shape) == len(strides) or not strides
 
 
 def canonical_json(value: object) -> bytes:

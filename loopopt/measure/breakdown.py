@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import astuple
 
 import numpy as np
 
 from loopopt.measure.activity import Activity
-from loopopt.measure.intervals import Intervals, Times, join, owned, subtract
+from loopopt.measure.intervals import Intervals, Times, intersect, join, owned, subtract
 from loopopt.measurement import Breakdown
 from loopopt.traces import RankTrace
 
@@ -50,8 +51,18 @@ def breakdowns(activity: Activity, spans: Sequence[tuple[int, int]]) -> list[Bre
     ]
 
 
-def exposed_shares(trace: RankTrace, activity: Activity) -> Times:
+def added(parts: Sequence[Breakdown]) -> Breakdown:
+    """The sum of breakdowns of spans that do not overlap; at least one."""
+    return (
+        parts[0] if len(parts) == 1 else Breakdown(*(sum(column) for column in zip(*map(astuple, parts), strict=True)))
+    )
+
+
+def exposed_shares(trace: RankTrace, activity: Activity, within: Intervals | None = None) -> Times:
     """Exposed time of each collective, ns, int64 (len(activity.collective_rows),).
+
+    Args:
+        within: only exposed time in this set counts; all of it by default.
 
     Rule: an exposed instant belongs to the earliest-started collective in flight then (see
     `intervals.owned`), so that the shares add up to the rank's exposed time exactly:
@@ -63,4 +74,5 @@ def exposed_shares(trace: RankTrace, activity: Activity) -> Times:
     """
     rows = activity.collective_rows
     starts: Times = trace.start_ns[rows]
-    return activity.exposed.within(*owned(starts, starts + trace.duration_ns[rows]))
+    exposed = activity.exposed if within is None else intersect(activity.exposed, within)
+    return exposed.within(*owned(starts, starts + trace.duration_ns[rows]))

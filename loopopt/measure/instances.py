@@ -62,6 +62,7 @@ class Instance:
         order_ns: when it was launched, as far as known: instances of one group are in this order on every rank.
         seq: sequence number in the group, `NO_ID` if unknown.
         thread: stream or backend thread, as an index into `RankTrace.threads`.
+        dtype: element type as PyTorch names it, "" if unknown.
     """
 
     kind: str
@@ -74,6 +75,7 @@ class Instance:
     order_ns: int
     seq: int = NO_ID
     thread: int = NO_ID
+    dtype: str = ""
 
 
 def find_instances(trace: RankTrace, activity: Activity, rank: int) -> list[Instance]:
@@ -125,12 +127,14 @@ def _of_kernels(trace: RankTrace, activity: Activity, rank: int) -> list[Instanc
         args = _metadata(trace, row, note)
         if args is not None:
             kind = naming.kind_of(args.name)
+            dtype = naming.dtype_name(args.dtype)
             group, size, members = _group(trace, rank, args.group, args.group_size, args.ranks)
             message = max(args.in_elements, args.out_elements) * naming.element_bytes(args.dtype)
         else:
             kind = naming.kind_of(trace.names[trace.name[note]] if note >= 0 else name)
             if kind == naming.UNKNOWN_KIND:
                 kind = naming.kind_of(name)
+            dtype = _tensor_type(trace, note) if note >= 0 else ""
             group, size, members = _group(trace, rank, "", 0, ())
             message = _input_bytes(trace, note) * (max(size, 1) if kind == "all_gather" else 1) if note >= 0 else 0
         start = int(trace.start_ns[row])
@@ -146,6 +150,7 @@ def _of_kernels(trace: RankTrace, activity: Activity, rank: int) -> list[Instanc
                 order_ns=start,
                 seq=args.seq if args is not None else NO_ID,
                 thread=int(trace.thread[row]),
+                dtype=dtype,
             )
         )
     return found
@@ -189,6 +194,17 @@ def _input_bytes(trace: RankTrace, row: int) -> int:
         sum(prod(s) for s in shapes) * naming.element_bytes(kind)
         for kind, shapes in zip(signature.types, signature.shapes, strict=True)
     )
+
+
+def _tensor_type(trace: RankTrace, row: int) -> str:
+    index = int(trace.signature[row])
+    return _first_type(trace.signatures[index]) if index != NO_ID else ""
+
+
+def _first_type(signature: Signature | None) -> str:
+    """Element type of the first tensor whose type is told, "" if none is."""
+    kinds = signature.types if signature is not None else ()
+    return next((naming.dtype_name(k) for k in kinds if naming.element_bytes(k)), "")
 
 
 # ---------------------------------------------------------------- gloo and MPI
@@ -241,6 +257,7 @@ def _of_host_events(trace: RankTrace, activity: Activity, rank: int) -> list[Ins
                     end_ns=start + length,
                     order_ns=start,
                     thread=int(trace.thread[row]),
+                    dtype=_tensor_type(trace, row),
                 )
             )
             continue
@@ -259,6 +276,7 @@ def _of_host_events(trace: RankTrace, activity: Activity, rank: int) -> list[Ins
                 end_ns=start + length,
                 order_ns=launch.start_ns,
                 thread=int(trace.thread[row]),
+                dtype=_tensor_type(trace, row) or _first_type(launch.signature),
             )
         )
     return found

@@ -1,146 +1,130 @@
-"""Measured durations by key: transfer times of matched collectives, durations of compute operators."""
+"""Measured durations by key, of all ranks: transfer times of matched collectives, durations of compute operators."""
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from loopopt.measure import naming
-from loopopt.measure.activity import Activity, rows_named
 from loopopt.measure.breakdown import NS_PER_US
-from loopopt.measure.instances import Instance
+from loopopt.measure.fit import fit_regimes
 from loopopt.measure.intervals import Times
-from loopopt.measure.matching import Matching
-from loopopt.measure.nesting import Rows, enclosing, outermost
-from loopopt.timing import CollectiveCurve, Duration, compute_key
-from loopopt.traces import NO_ID, Category, RankTrace, Signature
+from loopopt.measure.matching import Matched
+from loopopt.measure.samples import Samples
+from loopopt.timing import CollectiveCurve, Duration
+from loopopt.traces import ProcessGroup
 
 MAX_KEYS = 4000
 """Compute keys kept, those that take most time first: the table travels to every rank."""
 
-# Tensor arguments of operators whose out-variant shows its result as one more input, as compiled code calls them.
-_TENSOR_ARGUMENTS = {
-    "aten::mm": 2,
-    "aten::bmm": 2,
-    "aten::mv": 2,
-    "aten::dot": 2,
-    "aten::_int_mm": 2,
-    "aten::addmm": 3,
-    "aten::addmv": 3,
-    "aten::addbmm": 3,
-    "aten::baddbmm": 3,
-}
+MAX_SIBLINGS = 8
+"""Groups of one description and size with a curve of each their own; more share one, for the same reason."""
 
-# Views and bare allocations do no work; what they take in eager mode says nothing about compiled code.
-_FREE = re.compile(
-    r"aten::("
-    r"alias|as_strided|as_strided_|chunk|detach|detach_|diagonal|empty|empty_like|empty_strided|expand|"
-    r"expand_as|item|lift_fresh|narrow|permute|requires_grad_|reshape|resize_|result_type|select|slice|split|"
-    r"split_with_sizes|squeeze|squeeze_|swapaxes|t|transpose|transpose_|unbind|unfold|_unsafe_view|unsqueeze|"
-    r"unsqueeze_|view|view_as"
-    r")"
-)
+MAX_FITTED = 4000
+"""Collectives that a line is fitted to; of more, evenly spaced ones by size."""
 
 _NOT_IN_TABLE = frozenset({naming.UNKNOWN_KIND, "barrier", "send", "recv", "send_recv"})
 
 
-def summarize(samples_ns: Sequence[int]) -> Duration:
+@dataclass(frozen=True, order=True, slots=True)
+class CurveKey:
+    """What one curve is for."""
+
+    kind: str
+    group: str
+    group_size: int
+    dtype: str
+    topology: str
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class CurveSamples:
+    """Matched collectives of one curve, each int64 (n,): bytes, and last arrival to last completion in ns."""
+
+    key: CurveKey
+    message_bytes: Times
+    transfer_ns: Times
+
+
+def curve_samples(
+    matched: Sequence[Matched], groups: Mapping[str, ProcessGroup], hosts: Mapping[int, str]
+) -> list[CurveSamples]:
+    """Sort matched collectives to the curves they belong to.
+
+    Args:
+        groups: process groups by name, for their descriptions.
+        hosts: host of each rank, "" if unknown.
+    """
+    siblings: dict[tuple[str, int], set[str]] = defaultdict(set)
+    for match in matched:
+        known = groups.get(match.group.name)
+        if known is not None and known.description:
+            siblings[(known.description, match.group.size)].add(match.group.name)
+    found: dict[CurveKey, list[tuple[Times, Times]]] = defaultdict(list)
+    for match in matched:
+        if match.kind in _NOT_IN_TABLE or match.group.size < 2:
+            continue
+        known = groups.get(match.group.name)
+        many = known is not None and len(siblings.get((known.description, match.group.size), ())) > MAX_SIBLINGS
+        name = "" if many else match.group.name
+        where = topology_of(match.group.members, hosts)
+        for number, dtype in enumerate(match.dtypes):
+            use = match.chosen & (match.dtype == number) & (match.message_bytes > 0)
+            if use.any():
+                key = CurveKey(match.kind, name, match.group.size, dtype, where)
+                found[key].append((match.message_bytes[use], match.completion_ns[use]))
+    return [
+        CurveSamples(key, *(np.concatenate([part[i] for part in parts]) for i in (0, 1)))
+        for key, parts in sorted(found.items())
+    ]
+
+
+def topology_of(members: Sequence[int], hosts: Mapping[int, str]) -> str:
+    """ "local" if all members are on one host, "cross-host" if not, "" if a host is unknown."""
+    names = {hosts.get(rank, "") for rank in members}
+    if "" in names:
+        return ""
+    return "local" if len(names) == 1 else "cross-host"
+
+
+def curve_of(samples: CurveSamples) -> CollectiveCurve:
+    """Medians by size, and lines fitted to all samples."""
+    key = samples.key
+    order = np.argsort(samples.message_bytes, kind="stable")
+    sizes, times = samples.message_bytes[order], samples.transfer_ns[order]
+    distinct, first = np.unique(sizes, return_index=True)
+    few = np.linspace(0, len(sizes) - 1, min(len(sizes), MAX_FITTED)).round().astype(np.intp)
+    return CollectiveCurve(
+        kind=key.kind,
+        group=key.group,
+        group_size=key.group_size,
+        sizes=tuple(distinct.tolist()),
+        durations=tuple(summarize(part) for part in np.split(times, first[1:])),
+        dtype=key.dtype,
+        topology=key.topology,
+        regimes=fit_regimes(sizes[few], times[few] / NS_PER_US),
+    )
+
+
+def summarize(samples_ns: NDArray[np.int64] | Sequence[int], count: int | None = None) -> Duration:
     """Count, median and half the interquartile range, in microseconds to the nanosecond."""
     low, middle, high = np.percentile(np.asarray(samples_ns, np.float64), (25, 50, 75)) / NS_PER_US
-    return Duration(len(samples_ns), round(float(middle), 3), round(float(high - low) / 2, 3))
+    number = len(samples_ns) if count is None else count
+    return Duration(number, round(float(middle), 3), round(float(high - low) / 2, 3))
 
 
-def collective_curves(instances: Mapping[int, Sequence[Instance]], matching: Matching) -> tuple[CollectiveCurve, ...]:
-    """Transfer time (last arrival to last completion) by message size for each (kind, group, group size)."""
-    samples: dict[tuple[str, str, int], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for match in matching.matches:
-        its = [instances[rank][index] for rank, index in match.places]
-        first = its[0]
-        size = max(it.message_bytes for it in its)
-        if size and first.kind not in _NOT_IN_TABLE and first.group_size > 1:
-            samples[(first.kind, first.group, first.group_size)][size].append(match.completion_ns)
-    return tuple(
-        CollectiveCurve(
-            kind=kind,
-            group=group,
-            group_size=group_size,
-            sizes=tuple(sorted(by_size)),
-            durations=tuple(summarize(by_size[size]) for size in sorted(by_size)),
-        )
-        for (kind, group, group_size), by_size in sorted(samples.items())
-    )
-
-
-def compute_samples(trace: RankTrace, activity: Activity) -> dict[str, list[int]]:
-    """Durations (ns) of outermost `aten` operators on the threads that run the step, by `compute_key`.
-
-    On a GPU rank an operator lasts as long as the kernels launched inside it, summed; one that launched none is
-    left out. Operators inside a collective's launch are part of that collective.
-    """
-    operators = rows_named(
-        trace, lambda n: n.startswith("aten::") or naming.LAUNCH.fullmatch(n) is not None, Category.OPERATOR
-    )
-    if not activity.on_device:
-        operators = operators[np.isin(trace.thread[operators], activity.step_threads)]
-    operators = outermost(trace, operators)
-    durations = _kernel_time(trace, operators) if activity.on_device else trace.duration_ns[operators]
-    samples: dict[str, list[int]] = defaultdict(list)
-    keys: dict[tuple[int, int], str | None] = {}
-    for row, duration in zip(operators.tolist(), durations.tolist(), strict=True):
-        place = (int(trace.name[row]), int(trace.signature[row]))
-        if place not in keys:
-            name = trace.names[place[0]]
-            known = place[1] != NO_ID and name.startswith("aten::") and not _FREE.fullmatch(name)
-            keys[place] = key_of(name, trace.signatures[place[1]]) if known else None
-        key = keys[place]
-        if key is not None and duration > 0:
-            samples[key].append(duration)
-    return samples
-
-
-def compute_durations(samples: Sequence[Mapping[str, Sequence[int]]]) -> dict[str, Duration]:
-    """All ranks' samples as one summary per key."""
-    merged: dict[str, list[int]] = defaultdict(list)
-    for of_rank in samples:
-        for key, values in of_rank.items():
-            merged[key].extend(values)
-    chosen = sorted(merged, key=lambda k: (-sum(merged[k]), k))[:MAX_KEYS]
-    return {key: summarize(merged[key]) for key in sorted(chosen)}
-
-
-def key_of(operator: str, signature: Signature) -> str | None:
-    """Key of an operator, None if no tensor of known type goes in."""
-    shapes: list[tuple[int, ...]] = []
-    dtype = ""
-    for kind, argument in zip(signature.types, signature.shapes, strict=True):
-        tensors = [shape for shape in argument if shape]
-        if tensors and not dtype:
-            dtype = kind
-        shapes.extend(tensors)
-    if not shapes or dtype in ("", "?", "TensorList"):
-        return None
-    return compute_key(operator, shapes[: _TENSOR_ARGUMENTS.get(operator)], naming.dtype_name(dtype))
-
-
-def _kernel_time(trace: RankTrace, operators: Rows) -> Times:
-    """Summed duration of the compute kernels launched inside each operator, ns."""
-    total = np.zeros(len(operators), np.int64)
-    kernels = np.flatnonzero((trace.category == Category.KERNEL) & (trace.correlation > 0))
-    kernels = kernels[~np.isin(kernels, rows_named(trace, naming.COMMUNICATION_KERNEL.search, Category.KERNEL))]
-    calls = np.flatnonzero((trace.category == Category.RUNTIME) & (trace.correlation > 0))
-    if not len(kernels) or not len(calls) or not len(operators):
-        return total
-    calls = calls[np.argsort(trace.correlation[calls], kind="stable")]
-    ids = trace.correlation[calls]
-    place = np.minimum(np.searchsorted(ids, trace.correlation[kernels]), len(ids) - 1)
-    linked = ids[place] == trace.correlation[kernels]
-    kernels, call = kernels[linked], calls[place[linked]]
-    owner = enclosing(trace, operators, trace.thread[call], trace.start_ns[call])
-    index = np.full(len(trace), -1, np.intp)
-    index[operators] = np.arange(len(operators))
-    inside = owner >= 0
-    np.add.at(total, index[owner[inside]], trace.duration_ns[kernels[inside]])
-    return total
+def durations(of_ranks: Iterable[Mapping[str, Samples]], most: int = MAX_KEYS) -> dict[str, Duration]:
+    """All ranks' samples as one summary per key; of many keys those that take most time."""
+    merged: dict[str, list[Samples]] = defaultdict(list)
+    for of_rank in of_ranks:
+        for key, samples in of_rank.items():
+            merged[key].append(samples)
+    chosen = sorted(merged, key=lambda k: (-sum(s.total_ns for s in merged[k]), k))[:most]
+    return {
+        key: summarize(np.concatenate([s.kept_ns for s in merged[key]]), sum(s.count for s in merged[key]))
+        for key in sorted(chosen)
+    }
