@@ -21,6 +21,9 @@ from loopopt.timing import Regime
 
 MAX_REGIMES = 3
 
+MAX_SPREAD = 1.0
+"""Half of the samples further from the line than it is long: the time does not depend on the size in any such way."""
+
 _LEAST_SAMPLES = 3
 """Below this a range is not fitted."""
 
@@ -47,7 +50,7 @@ def fit_regimes(message_bytes: NDArray[np.int64], transfer_us: Values) -> tuple[
 
     Returns:
         Lines by size, at most `MAX_REGIMES`; none if there are too few samples or sizes to tell latency from
-        bandwidth.
+        bandwidth, or if lines say nothing about the samples.
     """
     usable = (transfer_us > 0) & (message_bytes > 0)
     order = np.argsort(message_bytes[usable], kind="stable")
@@ -64,7 +67,8 @@ def fit_regimes(message_bytes: NDArray[np.int64], transfer_us: Values) -> tuple[
         parts.remove((a, b))
         parts += [(a, a + at), (a + at, b)]
         parts.sort()
-    return tuple(_regime(sizes[a:b], times[a:b]) for a, b in parts)
+    found = tuple(_regime(sizes[a:b], times[a:b]) for a, b in parts)
+    return found if all(r.spread <= MAX_SPREAD for r in found) else ()
 
 
 def line(sizes: Values, times: Values) -> tuple[float, float]:

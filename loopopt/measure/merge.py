@@ -219,18 +219,22 @@ class _Sums:
 
 
 def _sums(columns: Collectives, times: _Times, shows: _Shows) -> dict[tuple[str, GroupKey], _Sums]:
-    """Sums over the chosen collectives of one rank, by (kind, group)."""
-    use = np.flatnonzero(columns.chosen)
+    """Sums over the chosen collectives of one rank, by (kind, group).
+
+    Exposed time is that of the chosen steps, whenever the collective began, so that it adds up to theirs.
+    """
+    use = np.flatnonzero(columns.chosen | (columns.exposed_ns > 0))
     if not len(use):
         return {}
     width = len(columns.groups)
     labels, inverse = np.unique(columns.kind[use].astype(np.int64) * width + columns.group[use], return_inverse=True)
+    chosen = columns.chosen[use].astype(np.int64)
     values = (
-        np.ones(len(use), np.int64),
-        columns.message_bytes[use],
-        columns.end_ns[use] - columns.start_ns[use],
-        np.maximum(times.transfer[use], 0),
-        np.maximum(times.skew[use], 0),
+        chosen,
+        columns.message_bytes[use] * chosen,
+        (columns.end_ns[use] - columns.start_ns[use]) * chosen,
+        np.maximum(times.transfer[use], 0) * chosen,
+        np.maximum(times.skew[use], 0) * chosen,
         columns.exposed_ns[use],
     )
     totals = np.zeros((len(values), len(labels)), np.int64)
