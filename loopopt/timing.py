@@ -20,7 +20,7 @@ import hashlib
 import json
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import log2
 from typing import Any
 
@@ -220,8 +220,15 @@ class TimingTable:
 
     @property
     def digest(self) -> str:
-        """First 16 hex digits of the SHA-256 of the canonical JSON."""
-        return hashlib.sha256(canonical_json(self.to_json())).hexdigest()[:16]
+        """First 16 hex digits of the SHA-256 of the canonical JSON of what a scheduler reads.
+
+        Isolated durations and regions are for people: a plan does not depend on them.
+        """
+        return hashlib.sha256(canonical_json(self.for_scheduling().to_json())).hexdigest()[:16]
+
+    def for_scheduling(self) -> TimingTable:
+        """The part that travels to every rank."""
+        return replace(self, isolated={}, regions={}) if self.isolated or self.regions else self
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; `from_json` is the inverse."""

@@ -42,7 +42,7 @@ class TableEstimator:
         if override_size is not None:
             moved = found.input_bytes + found.output_bytes
             message_bytes = round(override_size * message_bytes / moved) if moved else 0
-        return self.table.collective_us(found.kind, found.group, found.group_size, message_bytes)
+        return self.table.collective_us(found.kind, found.group, found.group_size, message_bytes, found.dtype)
 
     def _compute_us(self, node: Any) -> float | None:
         found = torch_api.compute_node(node)

@@ -327,13 +327,14 @@ _COLLECTIVES = {
 
 @dataclass(frozen=True, slots=True)
 class CollectiveNode:
-    """What a collective node of an FX graph moves. Bytes count one rank's tensors."""
+    """What a collective node of an FX graph moves. Bytes count one rank's tensors; `dtype` is the first one's."""
 
     kind: str
     group: str
     group_size: int
     input_bytes: int
     output_bytes: int
+    dtype: str = ""
 
 
 def _hint(size: Any) -> int:
@@ -377,15 +378,21 @@ def collective_node(node: Any) -> CollectiveNode | None:
     except ValueError:
         return None
     size: Any = torch.distributed.distributed_c10d._get_group_size_by_name(group)
-    return CollectiveNode(kind, str(group), int(size), input_bytes, output_bytes)
+    found = [t for n in tensors for t in torch.utils._pytree.tree_leaves(n.meta.get("val")) if hasattr(t, "dtype")]
+    dtype = str(found[0].dtype).removeprefix("torch.") if found else ""
+    return CollectiveNode(kind, str(group), int(size), input_bytes, output_bytes, dtype)
 
 
-def compute_node(node: Any) -> tuple[str, list[list[int]], str] | None:
-    """(op as in traces, shapes of its tensor inputs, dtype of the first); None if it is not such a node."""
+def compute_node(node: Any) -> tuple[str, list[list[int]], str, list[list[int]]] | None:
+    """(op as in traces, shapes of its tensor inputs, dtype of the first, their strides).
+
+    None if it is not such a node. Strides are empty if one is not known.
+    """
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
         return None
     shapes: list[list[int]] = []
+    strides: list[list[int]] = []
     dtype = ""
     for argument in torch.utils._pytree.tree_leaves([node.args, node.kwargs]):
         value = argument.meta.get("val") if isinstance(argument, torch.fx.Node) else None
@@ -396,7 +403,9 @@ def compute_node(node: Any) -> tuple[str, list[list[int]], str] | None:
         except ValueError:
             return None
         dtype = dtype or str(value.dtype).removeprefix("torch.")
-    return (target._schema.name, shapes, dtype) if shapes else None
+        with contextlib.suppress(ValueError, RuntimeError):
+            strides.append([_hint(s) for s in value.stride()])
+    return (target._schema.name, shapes, dtype, strides if len(strides) == len(shapes) else []) if shapes else None
 
 
 # ---------------------------------------------------------------- distributed

@@ -258,7 +258,7 @@ class Daemon:
                 self._send(wire.Release(action.restore))
             elif isinstance(action, Propose):
                 proposal = propose(
-                    action.measured.table,
+                    action.measured.table.for_scheduling(),
                     step_us=action.step_us,
                     exposed_us=action.exposed_us,
                     min_exposed_share=self.config.min_exposed_share,
