@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from loopopt.analysis import Coverage
 from loopopt.errors import UsageError
+from loopopt.measurement import Coverage
 from loopopt.offline import tablediff, tablefile
 from loopopt.offline.inductor import profile
 from loopopt.offline.tablefile import TableFile
