@@ -9,10 +9,18 @@
     +-- JobError          7      the job cannot be found, attached to or started
     +-- UnsupportedError  8      this PyTorch or platform lacks what is needed
 
+Two more exit codes come with results and without an error: `EXIT_PARTIAL` and `EXIT_LOW_COVERAGE`.
+
 The command line catches `LoopoptError` in one place (`loopopt.cli.main`) and prints one line on stderr.
 """
 
 from __future__ import annotations
+
+EXIT_PARTIAL = 9
+"""`loopopt analyze`, `diff`: done, but some trace files could not be used; they are named."""
+
+EXIT_LOW_COVERAGE = 10
+"""`loopopt analyze --coverage strict`: done, but too little of the time has a measured duration."""
 
 
 class LoopoptError(Exception):

@@ -16,6 +16,9 @@ COMMANDS = {
     "attach": "loopopt.cli.attach:attach",
     "detach": "loopopt.cli.detach:detach",
     "status": "loopopt.cli.status:status",
+    "analyze": "loopopt.cli.analyze:analyze",
+    "diff": "loopopt.cli.diff:diff",
+    "merge": "loopopt.cli.merge:merge",
     "table": "loopopt.cli.table:table",
     "plan": "loopopt.cli.plan:plan",
     "daemon": "loopopt.cli.daemon:daemon",
@@ -50,6 +53,7 @@ def cli() -> None:
     loopopt run -- torchrun --nproc-per-node 2 train.py
     loopopt attach                  list jobs that are running with the agent
     loopopt status --watch          what the loop is doing
+    loopopt analyze traces/         where the time in recorded traces went
     """
 
 

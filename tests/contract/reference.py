@@ -13,8 +13,14 @@ import click
 import loopopt.config
 from loopopt.cli.main import cli
 from loopopt.config import LoopConfig
-from loopopt.errors import LoopoptError
+from loopopt.errors import EXIT_LOW_COVERAGE, EXIT_PARTIAL, LoopoptError
 
+RESULTS_BUT = (
+    (EXIT_PARTIAL, "`analyze`, `diff`: results, but some trace files could not be used (they are named)."),
+    (EXIT_LOW_COVERAGE, "`analyze --coverage strict`: results, but too little of the time has a measured duration."),
+    (130, "Interrupted with Ctrl-C."),
+)
+"""Exit codes that no exception stands for."""
 ROOT = Path(__file__).resolve().parents[2]
 CLI = ROOT / "docs" / "cli.md"
 SETTINGS = ROOT / "docs" / "settings.md"
@@ -41,9 +47,9 @@ def cli_page() -> str:
         parts.append(f"## {context.command_path}\n\n```text\n{context.get_help()}\n```\n")
     codes = sorted({c.exit_code: c for c in (LoopoptError, *LoopoptError.__subclasses__())}.items())
     rows = "\n".join(f"| {code} | {(c.__doc__ or '').splitlines()[0]} |" for code, c in codes)
-    parts.append(
-        f"## Exit codes\n\n`run` gives the job's own.\n\n| code | meaning |\n|---|---|\n| 0 | done |\n{rows}\n"
-    )
+    more = "\n".join(f"| {code} | {meaning} |" for code, meaning in RESULTS_BUT)
+    head = "## Exit codes\n\n`run` gives the job's own.\n\n| code | meaning |\n|---|---|\n| 0 | done |"
+    parts.append(f"{head}\n{rows}\n{more}\n")
     return "\n".join(parts)
 
 
