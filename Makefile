@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format docs bench-loop clean
+.PHONY: help setup demo test lint format docs bench-loop bench-parse clean
 
 help:  ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -42,5 +42,16 @@ docs: $(STAMP)  ## write docs/cli.md and docs/settings.md anew from the code
 bench-loop: $(STAMP)  ## the demo model with and without the loop, as ratios (long)
 	$(BIN)/python -m tests.bench.loop $(ARGS)
 
+HTA := .venv-hta
+
+$(HTA)/.installed:
+	test -x $(HTA)/bin/python || $(PYTHON) -m venv $(HTA)
+	echo '*' > $(HTA)/.gitignore
+	$(HTA)/bin/python -m pip install --quiet 'HolisticTraceAnalysis==0.5.0' 'pandas<3'
+	touch $@
+
+bench-parse: $(STAMP) $(HTA)/.installed  ## reading and measuring traces next to HolisticTraceAnalysis (10 minutes)
+	$(BIN)/python -m tests.bench.parse --hta-python $(HTA)/bin/python $(ARGS)
+
 clean:  ## remove the virtual environment and what the tools left
-	rm -rf $(VENV) build dist demo-out *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(HTA) build dist demo-out *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

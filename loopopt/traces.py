@@ -47,18 +47,20 @@ class ProcessGroup:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Inputs of an operator, recorded with `record_shapes=True`; all three have one entry per argument.
+    """Inputs of an operator, recorded with `record_shapes=True`; each part has one entry per argument.
 
     Attributes:
         types: "float", "c10::BFloat16", "TensorList", "Scalar", "" ...
         shapes: the shapes of the tensors in the argument: none for a scalar, one for a tensor (a 0-dimensional
             tensor has the shape `()`), several for a list of tensors.
         values: text of scalar arguments, "" for tensors; empty if the trace does not say.
+        strides: of the tensors in `shapes`, in elements, nested as they are; empty if the trace does not say.
     """
 
     types: tuple[str, ...]
     shapes: tuple[tuple[tuple[int, ...], ...], ...]
     values: tuple[str, ...]
+    strides: tuple[tuple[tuple[int, ...], ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,9 @@ class RankTrace:
         external: int64, links a kernel to the operator that launched it; `NO_ID` if absent.
         signature: int32, `NO_ID` if shapes were not recorded.
         collective: int32, `NO_ID` for all but collectives.
+        device: name of the (first) accelerator, "" if the trace does not say.
+        dropped: events of a kept category that could not be used: they were running when the window ended (a
+            beginning without an end, no duration) or had begun before it.
     """
 
     path: str
@@ -132,6 +137,8 @@ class RankTrace:
     external: NDArray[np.int64] = field(repr=False)
     signature: NDArray[np.int32] = field(repr=False)
     collective: NDArray[np.int32] = field(repr=False)
+    device: str = ""
+    dropped: int = 0
 
     def __len__(self) -> int:
         return len(self.start_ns)

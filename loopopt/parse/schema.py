@@ -1,13 +1,13 @@
 """The part of the Kineto JSON that is read, as typed structures; everything else is skipped while decoding.
 
 Scalars whose type changed between PyTorch releases (thread ids were strings once) are unions; only times
-must be numbers. Shapes stay raw text here and are decoded once per distinct text.
+must be numbers (or text of one). Shapes stay raw text here and are decoded once per distinct text.
 """
 
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -15,27 +15,34 @@ Scalar = int | float | str | bool | None
 Time = TypeVar("Time")
 
 
-class Args(msgspec.Struct, gc=False):
-    """`args` of an event."""
+ABSENT = msgspec.Raw(b"")
+"""Stands for a field that the event does not have; compare with `is`."""
 
-    external: Scalar = msgspec.field(default=None, name="External id")
-    old_external: Scalar = msgspec.field(default=None, name="external id")
-    correlation: Scalar = None
-    shapes: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Input Dims")
-    types: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Input type")
-    values: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Concrete Inputs")
+NO_ID = -1
+
+
+class Args(msgspec.Struct, gc=False):
+    """`args` of an event. Ids are -1 where absent, so that a column of them is all integers."""
+
+    external: Scalar = msgspec.field(default=NO_ID, name="External id")
+    correlation: Scalar = NO_ID
+    old_external: Scalar = msgspec.field(default=NO_ID, name="external id")
+    values: msgspec.Raw = msgspec.field(default=ABSENT, name="Concrete Inputs")
+    types: msgspec.Raw = msgspec.field(default=ABSENT, name="Input type")
+    strides: msgspec.Raw = msgspec.field(default=ABSENT, name="Input Strides")
+    shapes: msgspec.Raw = msgspec.field(default=ABSENT, name="Input Dims")
     collective: Scalar = msgspec.field(default=None, name="Collective name")
     in_elements: Scalar = msgspec.field(default=None, name="In msg nelems")
     out_elements: Scalar = msgspec.field(default=None, name="Out msg nelems")
     group_size: Scalar = msgspec.field(default=None, name="Group size")
     dtype: Scalar = None
     group: Scalar = msgspec.field(default=None, name="Process Group Name")
-    ranks: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Process Group Ranks")
+    ranks: msgspec.Raw = msgspec.field(default=ABSENT, name="Process Group Ranks")
     seq: Scalar = msgspec.field(default=None, name="Seq")
 
 
 class Event(msgspec.Struct, Generic[Time], gc=False):
-    """One element of `traceEvents`."""
+    """One element of `traceEvents`, in the order in which Kineto writes its fields."""
 
     ph: str = ""
     cat: str | None = ""
@@ -47,19 +54,20 @@ class Event(msgspec.Struct, Generic[Time], gc=False):
     args: Args | None = None
 
 
-class File(msgspec.Struct, Generic[Time]):
-    """The top-level object."""
-
-    events: list[Event[Time]] = msgspec.field(name="traceEvents")
-    distributed: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="distributedInfo")
-    base_ns: int | None = msgspec.field(default=None, name="baseTimeNanoseconds")
-    host: str | None = msgspec.field(default=None, name="host_name")
-
-
-class RawFile(msgspec.Struct):
-    """The top-level object with undecoded events, to find where an error is."""
+class Envelope(msgspec.Struct):
+    """The top-level object without its events."""
 
     events: list[msgspec.Raw] = msgspec.field(name="traceEvents")
+    distributed: msgspec.Raw = msgspec.field(default=ABSENT, name="distributedInfo")
+    base_ns: int | None = msgspec.field(default=None, name="baseTimeNanoseconds")
+    host: str | None = msgspec.field(default=None, name="host_name")
+    devices: msgspec.Raw = msgspec.field(default=ABSENT, name="deviceProperties")
+
+
+class Device(msgspec.Struct):
+    """One element of `deviceProperties`."""
+
+    name: str = ""
 
 
 class GroupConfig(msgspec.Struct):
@@ -80,9 +88,8 @@ class DistributedInfo(msgspec.Struct):
     pg_config: list[GroupConfig] | str | None = None
 
 
-FAST_OBJECT = msgspec.json.Decoder(File[int | float])
-FAST_ARRAY = msgspec.json.Decoder(list[Event[int | float]])
-EXACT_OBJECT = msgspec.json.Decoder(File[Decimal])
-EXACT_ARRAY = msgspec.json.Decoder(list[Event[Decimal]])
-RAW_OBJECT = msgspec.json.Decoder(RawFile)
+FAST = msgspec.json.Decoder(list[Event[int | float | str]])
+EXACT = msgspec.json.Decoder(list[Event[Decimal]])
+ENVELOPE = msgspec.json.Decoder(Envelope)
 RAW_ARRAY = msgspec.json.Decoder(list[msgspec.Raw])
+RAW: msgspec.json.Decoder[Any] = msgspec.json.Decoder(msgspec.Raw)

@@ -13,11 +13,13 @@ from loopopt.traces import Signature
 MAX_ELEMENTS = 2**44
 """More elements in one tensor are taken for damage (and would overflow further on)."""
 
+_Shapes = tuple[tuple[tuple[int, ...], ...], ...]
+
 _NOT_TENSORS = frozenset({"", "Scalar", "ScalarList", "None"})
 
 
-def read_signature(shapes: bytes, types: bytes, values: bytes) -> Signature | None:
-    """Decode the three texts of one event; any may be empty.
+def read_signature(shapes: bytes, types: bytes, values: bytes, strides: bytes = b"") -> Signature | None:
+    """Decode the four texts of one event; any may be empty.
 
     Returns:
         The signature, None if the event has no shapes.
@@ -31,8 +33,36 @@ def read_signature(shapes: bytes, types: bytes, values: bytes) -> Signature | No
     type_names = tuple(str(t) for t in _list(types))
     arguments = _list(shapes)
     known = len(type_names) == len(arguments)
-    decoded = tuple(_shapes_of(argument, type_names[i] if known else "?") for i, argument in enumerate(arguments))
-    return Signature(type_names if known else ("?",) * len(arguments), decoded, tuple(str(v) for v in _list(values)))
+    if not known:
+        type_names = ("?",) * len(arguments)
+    decoded = tuple(_shapes_of(*argument) for argument in zip(arguments, type_names, strict=True))
+    return Signature(
+        types=type_names,
+        shapes=decoded,
+        values=tuple(str(v) for v in _list(values)),
+        strides=_strides(_list(strides), decoded),
+    )
+
+
+def _strides(arguments: list[Any], shapes: _Shapes) -> _Shapes:
+    """Strides nested as the shapes are; none if they do not fit them (they are extra, and no reason to fail)."""
+    if len(arguments) != len(shapes):
+        return ()
+    found: list[tuple[tuple[int, ...], ...]] = []
+    for argument, of_argument in zip(arguments, shapes, strict=True):
+        entries = argument if isinstance(argument, list) else []
+        if not any(isinstance(entry, list) for entry in entries) and len(of_argument) == 1:
+            entries = [entries]
+        if not of_argument:
+            found.append(())
+            continue
+        if len(entries) != len(of_argument):
+            return ()
+        for entry, shape in zip(entries, of_argument, strict=True):
+            if not isinstance(entry, list) or len(entry) != len(shape) or not all(type(n) is int for n in entry):
+                return ()
+        found.append(tuple(tuple(entry) for entry in entries))
+    return tuple(found)
 
 
 def read_ranks(text: bytes) -> tuple[int, ...]:

@@ -6,8 +6,10 @@ time base of 2024 count from 1970, where float64 keeps a quarter of a microsecon
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from decimal import Decimal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,12 +49,61 @@ def to_ns(values: Sequence[int | float | Decimal]) -> NDArray[np.int64]:
         return np.array(exact, dtype=np.int64)
     if kinds <= {int}:
         return np.array(values, dtype=np.int64) * 1000
-    if float in kinds and int in kinds:
+    floats = np.array(values, dtype=np.float64)
+    if int in kinds and not -EXACT_BELOW_US < floats.min() <= floats.max() < EXACT_BELOW_US:
         # An integer beyond 2**53 would lose digits in the float path.
         whole = np.array([int(v // 1) for v in values], dtype=np.int64)
         part = np.array([v - int(v // 1) for v in values], dtype=np.float64)
     else:
-        floats = np.array(values, dtype=np.float64)
         floor = np.floor(floats)
         whole, part = floor.astype(np.int64), floats - floor
     return whole * 1000 + np.rint(part * 1000).astype(np.int64)
+
+
+_NUMBER = re.compile(r"[+-]?\d{1,30}(\.\d{1,30})?")
+
+
+class NeedsDecimalsError(Exception):
+    """The times have to be read as decimals: float64 does not hold their nanoseconds."""
+
+
+class NotATimeError(ValueError):
+    """A value is no time.
+
+    Args:
+        index: of the value.
+        value: as it was read.
+    """
+
+    def __init__(self, index: int, value: object) -> None:
+        super().__init__(value)
+        self.index = index
+        self.value = value
+
+
+def read_times(values: list[Any]) -> NDArray[np.int64]:
+    """Nanoseconds, int64 (len(values),), of microseconds as integers, floats, decimals or text of one of these.
+
+    Raises:
+        NeedsDecimalsError: decode the text again, with decimals.
+        NotATimeError: a value is absent, no number, or out of range.
+    """
+    kinds = set(map(type, values))
+    if type(None) in kinds:
+        raise NotATimeError(values.index(None), None)
+    if str in kinds:
+        values = [_number(index, value) for index, value in enumerate(values)]
+    if Decimal not in kinds and needs_decimals(values):
+        raise NeedsDecimalsError
+    bad = first_out_of_range(values)
+    if bad is not None:
+        raise NotATimeError(bad, values[bad])
+    return to_ns(values)
+
+
+def _number(index: int, value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if not _NUMBER.fullmatch(value):
+        raise NotATimeError(index, value)
+    return Decimal(value) if "." in value else int(value)

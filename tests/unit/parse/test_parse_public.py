@@ -25,15 +25,19 @@ def collection() -> Path:
     return folder
 
 
-def test_every_file_of_the_catalogue_parses_or_says_why_not() -> None:
-    """Kernel counts and ranks are those of the catalogue; files no JSON reader takes are `TraceError`s."""
+def catalogue() -> list[tuple[Path, dict[str, str]]]:
+    """Each file of the collection with its row in the catalogue."""
     folder = collection()
     with open(folder / "CATALOG.tsv", newline="") as file:
-        rows = list(csv.DictReader(file, delimiter="\t"))
+        return [(folder / row["path"], row) for row in csv.DictReader(file, delimiter="\t")]
+
+
+def test_every_file_of_the_catalogue_parses_or_says_why_not() -> None:
+    """Kernel counts and ranks are those of the catalogue; files no JSON reader takes are `TraceError`s."""
+    rows = catalogue()
     assert len(rows) > 50
     refused = 0
-    for row in rows:
-        path = folder / row["path"]
+    for path, row in rows:
         if not row["n_events"]:
             with pytest.raises(TraceError, match="not valid JSON"):
                 parse_trace(path)
