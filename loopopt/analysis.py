@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from loopopt.measurement import WindowMeasurement
+from loopopt.measurement import Coverage, WindowMeasurement
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,21 +170,6 @@ class Points:
     topology: str
     message_bytes: tuple[int, ...]
     transfer_us: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Coverage:
-    """What share of the measured time a timing table knows the durations of.
-
-    Attributes:
-        compute: share of compute time (0..1), None if no compute was seen.
-        communication: share of collectives' time, None if there were none.
-        unknown: what is not covered, longest first: (name, microseconds), at most twenty.
-    """
-
-    compute: float | None = None
-    communication: float | None = None
-    unknown: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

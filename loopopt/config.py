@@ -27,6 +27,10 @@ class LoopConfig:
     """Below this share of exposed communication in a step nothing is tried."""
     confidence: float = 0.95
     """Of the interval around a gain."""
+    coverage: str = "warn"
+    """What to do when the timing table knows too little: "off" (nothing), "warn" (say so) or "strict" (try no plan)."""
+    min_coverage: float = 0.5
+    """Share of the communication time whose durations the table must know."""
     memory_increase_gb: float = 1.0
     """Peak memory a plan may add, GB; prefetching gathered parameters needs some."""
     sampling_duty: float = 0.01
@@ -65,6 +69,10 @@ class LoopConfig:
             raise UsageError(f"sampling_duty={self.sampling_duty}: must be above 0 and at most 0.5")
         if not 0.5 <= self.confidence < 1:
             raise UsageError(f"confidence={self.confidence}: must be at least 0.5 and below 1")
+        if self.coverage not in ("off", "warn", "strict"):
+            raise UsageError(f"coverage={self.coverage}: must be off, warn or strict")
+        if not 0 <= self.min_coverage <= 1:
+            raise UsageError(f"min_coverage={self.min_coverage}: must be from 0 to 1")
         if not 0 <= self.min_gain < 1:
             raise UsageError(f"min_gain={self.min_gain}: must be from 0 to below 1")
         if self.settle_steps < 0:

@@ -91,6 +91,21 @@ class RankMeasurement:
 
 
 @dataclass(frozen=True, slots=True)
+class Coverage:
+    """What share of the measured time a timing table knows the durations of.
+
+    Attributes:
+        compute: share of compute time (0..1), None if no compute was seen.
+        communication: share of collectives' time, None if there were none.
+        unknown: what is not covered, longest first: (name, microseconds), at most twenty.
+    """
+
+    compute: float | None = None
+    communication: float | None = None
+    unknown: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class WindowMeasurement:
     """All ranks of one window.
 
@@ -100,6 +115,7 @@ class WindowMeasurement:
         matched: collective instances matched over all ranks of their group.
         unmatched: instances left out of the table.
         notes: what could not be used and why, one sentence each.
+        coverage: of the table on this very window.
     """
 
     ranks: tuple[RankMeasurement, ...]
@@ -107,3 +123,4 @@ class WindowMeasurement:
     matched: int = 0
     unmatched: int = 0
     notes: tuple[str, ...] = field(default=())
+    coverage: Coverage = field(default_factory=Coverage)

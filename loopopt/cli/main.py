@@ -19,6 +19,8 @@ COMMANDS = {
     "analyze": "loopopt.cli.analyze:analyze",
     "diff": "loopopt.cli.diff:diff",
     "merge": "loopopt.cli.merge:merge",
+    "hta": "loopopt.cli.hta:hta",
+    "tensorboard": "loopopt.cli.tensorboard:tensorboard",
     "table": "loopopt.cli.table:table",
     "plan": "loopopt.cli.plan:plan",
     "daemon": "loopopt.cli.daemon:daemon",

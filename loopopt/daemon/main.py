@@ -264,7 +264,12 @@ class Daemon:
                     min_exposed_share=self.config.min_exposed_share,
                     memory_increase_gb=self.config.memory_increase_gb,
                     max_trials=self.config.max_trials,
+                    known_share=action.measured.coverage.communication,
+                    coverage=self.config.coverage,
+                    min_coverage=self.config.min_coverage,
                 )
+                if proposal.warning:
+                    self.note(proposal.warning)
                 self.carry_out(self.loop.on_proposal(proposal.plans, proposal.reason, now))
         for trial in self.loop.changed:
             self.memory.trial(trial)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from loopopt.errors import WireError
-from loopopt.measurement import RankMeasurement, WindowMeasurement
+from loopopt.measurement import Coverage, RankMeasurement, WindowMeasurement
 from loopopt.timing import TimingTable
 
 
@@ -31,6 +31,7 @@ def measurement_from_json(data: dict[str, Any]) -> WindowMeasurement:
         unmatched = msgspec.convert(data["unmatched"], type=int)
         notes = msgspec.convert(data["notes"], type=tuple[str, ...])
         table = TimingTable.from_json(data["table"])
+        coverage = msgspec.convert(data.get("coverage", {}), type=Coverage)
     except (KeyError, TypeError, msgspec.ValidationError) as err:
         raise WireError(f"measurement: not of the expected form ({err!r})") from err
-    return WindowMeasurement(ranks, table, matched, unmatched, notes)
+    return WindowMeasurement(ranks, table, matched, unmatched, notes, coverage)

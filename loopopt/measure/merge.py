@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from loopopt.analysis import (
-    Coverage,
     ExposedCollective,
     GroupTotals,
     LateRank,
@@ -26,7 +25,7 @@ from loopopt.measure.intervals import Times
 from loopopt.measure.matching import Matched, Matching, RankColumns, match_ranks
 from loopopt.measure.summary import RankSummary
 from loopopt.measure.table import CurveSamples, curve_of, curve_samples, durations, topology_of
-from loopopt.measurement import CollectiveTotals, RankMeasurement, WindowMeasurement
+from loopopt.measurement import CollectiveTotals, Coverage, RankMeasurement, WindowMeasurement
 from loopopt.timing import TimingTable
 from loopopt.traces import ProcessGroup
 
@@ -97,6 +96,7 @@ def merge_ranks(
         matched=chosen_matches,
         unmatched=in_all - sum(m.index.size for m in matching.matched),
         notes=tuple(notes),
+        coverage=_coverage(by_rank, columns, table),
     )
     return RunAnalysis(
         name=name,
@@ -107,7 +107,7 @@ def merge_ranks(
         worst=_worst(by_rank, columns, times, matching.clock_ns, shows, listed, worst),
         late=_late(matching, times),
         points=tuple(_points(s) for s in samples),
-        coverage=_coverage(by_rank, columns, table),
+        coverage=measurement.coverage,
         unmatched=dict(matching.unmatched),
         clock_us={rank: ns / NS_PER_US for rank, ns in matching.clock_ns.items()},
     )

@@ -122,7 +122,8 @@ class _Clock:
 def _groups(file: TableFile) -> list[tuple[str, tuple[int, ...]]]:
     """(name, ranks) of the groups whose ranks are known, each set of ranks and name once."""
     found = {(g.name, g.ranks): None for g in file.groups if len(g.ranks) > 1}
-    world = file.table.fingerprint.get("world_size", "")
+    # A job's table says "world_size", one from traces "world".
+    world = file.table.fingerprint.get("world_size") or file.table.fingerprint.get("world", "")
     if world.isdecimal() and 1 < int(world) <= 1 << 20:
         everybody = tuple(range(int(world)))
         if everybody not in {ranks for _, ranks in found}:

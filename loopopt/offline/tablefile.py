@@ -94,7 +94,7 @@ def of_run(run: RunAnalysis, groups: Iterable[ProcessGroup], created: str) -> Ta
         groups: process groups of all its ranks; repetitions are dropped.
         created: now, UTC as ISO 8601.
     """
-    fingerprint = {"world_size": str(run.world_size)} if run.world_size else {}
+    fingerprint = {"world": str(run.world_size)} if run.world_size else {}
     devices = sorted({f.device for f in run.files if f.device})
     if devices:
         fingerprint["device"] = ", ".join(devices)

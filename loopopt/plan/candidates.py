@@ -15,10 +15,12 @@ class Proposal:
     Attributes:
         plans: may be empty.
         reason: why it is empty.
+        warning: what should be known about the plans, "" if nothing.
     """
 
     plans: tuple[Plan, ...]
     reason: str = ""
+    warning: str = ""
 
 
 def propose(
@@ -29,6 +31,9 @@ def propose(
     min_exposed_share: float,
     memory_increase_gb: float,
     max_trials: int,
+    known_share: float | None = None,
+    coverage: str = "off",
+    min_coverage: float = 0.0,
 ) -> Proposal:
     """Plans for a job.
 
@@ -43,12 +48,21 @@ def propose(
         min_exposed_share: below it nothing is proposed.
         memory_increase_gb: budget over the baseline's peak.
         max_trials: number of plans at most.
+        known_share: share of the communication time that the table knows, None if unknown.
+        coverage: "strict" proposes nothing if that is below `min_coverage`; "warn" says so in `warning`.
+        min_coverage: 0 to 1.
     """
     if not table.collectives:
         return Proposal((), "no collective was measured: there is nothing to schedule around")
     if step_us <= 0 or exposed_us < min_exposed_share * step_us:
         share = exposed_us / step_us if step_us > 0 else 0.0
         return Proposal((), f"only {share:.1%} of the step is exposed communication: nothing to gain")
+
+    warning = ""
+    if coverage != "off" and known_share is not None and known_share < min_coverage:
+        warning = f"the timing table knows only {known_share:.0%} of the communication time (min_coverage)"
+        if coverage == "strict":
+            return Proposal((), warning)
 
     def plan(label: str, bucketing: bool, pre_bucketing: bool) -> Plan:
         knobs = Knobs(
@@ -65,4 +79,4 @@ def propose(
         plan("schedule", False, False),
         plan("schedule + bucket", True, False),
     )
-    return Proposal(plans[-max_trials:])
+    return Proposal(plans[-max_trials:], warning=warning)

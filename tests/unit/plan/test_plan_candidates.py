@@ -66,3 +66,17 @@ def test_where_there_is_nothing_to_hide_nothing_is_proposed(changes: dict[str, A
     proposal = _propose(**changes)
     assert proposal.plans == ()
     assert reason in proposal.reason
+
+
+def test_a_table_that_knows_little_warns_or_forbids() -> None:
+    """off: as ever; warn: plans and a sentence; strict: no plans."""
+    little: dict[str, Any] = {"known_share": 0.2, "min_coverage": 0.5}
+    assert _propose(coverage="off", **little) == _propose()
+    warned, forbidden = _propose(coverage="warn", **little), _propose(coverage="strict", **little)
+    assert warned.plans == _propose().plans
+    assert "20%" in warned.warning
+    assert not forbidden.plans
+    assert "20%" in forbidden.reason
+    for mode in ("warn", "strict"):
+        assert _propose(coverage=mode, known_share=0.5, min_coverage=0.5) == _propose()
+        assert _propose(coverage=mode, known_share=None, min_coverage=0.5) == _propose()
