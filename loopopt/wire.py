@@ -1,5 +1,8 @@
 """Messages between an agent (one per rank, in the training process) and the daemon (one per node).
 
+The daemons of a job on several nodes have no line to each other: `Post`, `Fetch` and `Posted` let them use the
+store the job already has, through one of their agents.
+
 One message is one line of JSON over a Unix stream socket: ``{"v": 1, "type": "steps", ...}``. Standard
 library only, versioned, no pickle. Unknown *fields* are ignored (a newer peer may send more); an unknown
 type or version is a `WireError`, and the receiver drops the connection, nothing else.
@@ -67,6 +70,8 @@ class Hello(Message):
     """Plan id the job runs at the moment (a restarted daemon learns it here)."""
     features: dict[str, str] = field(default_factory=dict)
     """Probe name -> "ok" or why not."""
+    leader: str = ""
+    """Host of rank 0, whose daemon decides; empty before the first decision has been read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +102,8 @@ class Heartbeat(Message):
     mode: str = "closed_loop"
     """"closed_loop", or "observe" with `reason` (a job without torch.compile turns out so only later)."""
     reason: str = ""
+    leader: str = ""
+    """As in `Hello`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +198,53 @@ class Release(Message):
     restore: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Post(Message):
+    """Daemon -> an agent: put a text under a topic in the job's store, for the daemons of other nodes."""
+
+    TYPE: ClassVar[str] = "post"
+    topic: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch(Message):
+    """Daemon -> an agent: for so many seconds, hand on what is or will be posted under a topic; 0 ends it."""
+
+    TYPE: ClassVar[str] = "fetch"
+    topic: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Posted(Message):
+    """Agent -> daemon: one text of a topic that was asked for; `number` counts them from 1."""
+
+    TYPE: ClassVar[str] = "posted"
+    rank: int
+    topic: str
+    number: int
+    content: str
+
+
 MESSAGES: dict[str, type[Message]] = {
     m.TYPE: m
-    for m in (Hello, Steps, Heartbeat, WindowDone, PlanResult, Disarmed, Goodbye, Welcome, Capture, Apply, Release)
+    for m in (
+        Hello,
+        Steps,
+        Heartbeat,
+        WindowDone,
+        PlanResult,
+        Disarmed,
+        Goodbye,
+        Welcome,
+        Capture,
+        Apply,
+        Release,
+        Post,
+        Fetch,
+        Posted,
+    )
 }
 
 _JSON_TYPES = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}

@@ -26,6 +26,7 @@ from loopopt_agent.agreement import AgreementLost, Board, Decision
 from loopopt_agent.capture import Capturer
 from loopopt_agent.client import Client
 from loopopt_agent.faults import Faults
+from loopopt_agent.mailbox import Mailbox
 from loopopt_agent.recompile import Switch
 
 DECISION_SPACING_S = 1.0
@@ -61,8 +62,10 @@ class Agent:
         self._switch = Switch(self._board, faults)
         self._commands: queue.SimpleQueue[wire.Message] = queue.SimpleQueue()
         self.client = Client(
-            job_dir / wire.SOCKET_NAME, self._hello, self._heartbeat, self._commands.put, self._client_died
+            job_dir / wire.SOCKET_NAME, self._hello, self._heartbeat, self._on_message, self._client_died
         )
+        self._mailbox = Mailbox(self.rank, lambda: torch_api.own_connection(store), self.client.send, self._say)
+        self._leader = ""
         self._capturer = Capturer(self.rank, job_dir / wire.TRACE_DIR_NAME, self.client.send, faults)
         self._step = 0
         self._boundary = 2
@@ -112,6 +115,8 @@ class Agent:
             self.disarm("the job destroyed its process group")
             return
         if step == 1 and self.rank == 0:
+            self._leader = socket.gethostname()
+            self._board.lead(self._leader)
             self._board.decide(self._boundary, Decision("none", self._boundary + 1))
         elif step == self._boundary:
             self._at_boundary(step)
@@ -121,6 +126,8 @@ class Agent:
         if self._reason == _NOT_COMPILED:
             self._look_whether_compiled()
         decision = self._board.read(step)
+        if not self._leader:
+            self._leader = self._board.leader()
         self._act(decision, step)
         self._boundary = decision.following
         if self.rank == 0:
@@ -322,6 +329,7 @@ class Agent:
             step=self._step,
             active_plan=self._switch.plan_id,
             features=self._features,
+            leader=self._leader,
         )
 
     def _heartbeat(self) -> wire.Heartbeat:
@@ -333,10 +341,20 @@ class Agent:
             compiled=torch_api.graphs_compiled() > 0,
             mode=self._mode,
             reason=self._reason,
+            leader=self._leader,
         )
 
+    def _on_message(self, message: wire.Message) -> None:
+        if isinstance(message, wire.Post | wire.Fetch):
+            self._mailbox.order(message)
+        else:
+            self._commands.put(message)
+
     def _client_died(self, err: BaseException) -> None:
-        print(f"loopopt[rank {self.rank}]: lost the line to the daemon for good: {err!r}", file=sys.stderr)
+        self._say(f"lost the line to the daemon for good: {err!r}")
+
+    def _say(self, text: str) -> None:
+        print(f"loopopt[rank {self.rank}]: {text}", file=sys.stderr, flush=True)
 
     # ------------------------------------------------------------ the end
 
@@ -359,6 +377,7 @@ class Agent:
         with _whatever_happens():
             self._capturer.abandon("exit: the job ended inside the window")
             self._capturer.finish(timeout_s=10.0)
+            self._mailbox.close()
             if self.armed:
                 self._flush_report()
                 self.client.send(wire.Goodbye(rank=self.rank, step=self._step))

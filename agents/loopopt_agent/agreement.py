@@ -112,6 +112,14 @@ class Board:
             raise WireError(f"decision for step {boundary} points back to {decision.following}")
         return decision
 
+    def lead(self, host: str) -> None:
+        """Rank 0, before its first decision: say which host it is on."""
+        self._store.set("leader", host)
+
+    def leader(self) -> str:
+        """Host of rank 0; there as soon as a decision has been read."""
+        return self._store.get("leader").decode() if self._store.check(["leader"]) else ""
+
     def publish(self, name: str, content: str) -> None:
         """Rank 0: put content under its hash before it is offered."""
         self._store.set(f"c/{name}", content)

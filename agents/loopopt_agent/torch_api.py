@@ -416,6 +416,14 @@ def default_store() -> Any:
     return torch.distributed.distributed_c10d._get_default_store()
 
 
+def own_connection(store: Any) -> Any:
+    """A store for another thread than the one that uses `store`; the same one where PyTorch cannot clone one.
+
+    A wait in one thread would hold up the other, and the training thread must not wait for us.
+    """
+    return store.clone() if hasattr(store, "clone") else store
+
+
 def uses_gloo() -> bool:
     """Whether CPU tensors of the default group travel by gloo."""
     try:

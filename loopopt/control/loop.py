@@ -134,6 +134,7 @@ class Loop:
         self._retried = False
         self._unproven: list[float] | None = None
         self._traceable = True
+        self._unmeasured = False
         self._foreign = ("", 0)
         self._job = ""
         self._settled_job = ""
@@ -275,8 +276,8 @@ class Loop:
         if window_id != self._window:
             return []
         self._window = None
-        if self.phase in ("observing", "watching"):
-            return []
+        if self.phase == "watching" and self._unmeasured and measured is not None:
+            return self._begin_round(now_s, "the job can be measured now")
         if self.phase not in ("capturing", "measuring"):
             return []
         trial = self._trial
@@ -288,6 +289,7 @@ class Loop:
                 self._retried = True
                 return [Note(f"window {window_id}: {reason}: trying once more"), *self._capture(now_s)]
             self.reason = f"the baseline could not be measured: {reason}"
+            self._unmeasured = True
             self._finish_trial("baseline", reason, now_s)
             self._round_s = now_s
             self._enter("watching", now_s)
@@ -360,6 +362,7 @@ class Loop:
         self._final = False
         self._unproven = None
         self._retried = False
+        self._unmeasured = False
         self._round_s = now_s
         notes: list[Action] = [Note(f"round {self.round}: {why}")]
         if self.active_id != BASELINE.plan_id:
@@ -413,7 +416,7 @@ class Loop:
     def _enter(self, phase: str, now_s: float) -> None:
         self.phase = phase
         self._since_s = now_s
-        self._settled_job = self._job if phase == "watching" else ""
+        self._settled_job = self._job if phase == "watching" and not self._unmeasured else ""
         if phase not in ("capturing", "measuring", "observing", "watching"):
             self._window = None
 

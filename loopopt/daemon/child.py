@@ -1,6 +1,9 @@
 """Measuring in a process of its own: low priority, and whatever a trace does to it stays there.
 
-    python -m loopopt.daemon.child < {"paths": [...], "fingerprint": {...}} > measurement as JSON
+    python -m loopopt.daemon.child < {"paths": [...], "fingerprint": {...}, "others": [...], "to_send": false}
+        > {"measurement": {...}, "summaries": "..."}
+
+`others` are summaries that other nodes' measuring processes have sent; `to_send` asks for this node's.
 
 A file that cannot be used is left out and named in the notes; exit code 3 with one line on stderr if none is left.
 """
@@ -12,7 +15,10 @@ import os
 import sys
 
 from loopopt.errors import LoopoptError, TraceError
-from loopopt.measure import measure_window, measurement_to_json
+from loopopt.measure import measurement_to_json
+from loopopt.measure.merge import merge_ranks
+from loopopt.measure.sending import summaries_from_text, summaries_to_text
+from loopopt.measure.window import summarize_window
 from loopopt.parse import parse_trace
 
 
@@ -31,11 +37,16 @@ def main() -> int:
         if bad:
             # A window with a rank missing cannot tell transfer from waiting: drop it whole, say which file it was.
             raise LoopoptError("; ".join(bad))
-        measured = measure_window(traces, fingerprint=request.get("fingerprint") or {})
+        own = summarize_window(traces)
+        others = [summary for text in request.get("others") or () for summary in summaries_from_text(text)]
+        measured = merge_ranks([*own, *others], fingerprint=request.get("fingerprint") or {}).measurement
     except LoopoptError as err:
         print(str(err).replace("\n", " "), file=sys.stderr)
         return 3
-    json.dump(measurement_to_json(measured), sys.stdout)
+    answer: dict[str, object] = {"measurement": measurement_to_json(measured)}
+    if request.get("to_send"):
+        answer["summaries"] = summaries_to_text(own)
+    json.dump(answer, sys.stdout)
     return 0
 
 

@@ -14,7 +14,7 @@ import struct
 import sys
 import time
 from collections import deque
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,10 @@ import loopopt
 from loopopt import wire
 from loopopt.config import LoopConfig
 from loopopt.control import Action, Loop, Note, Propose, SendApply, SendCapture, SendRelease
+from loopopt.daemon.following import Follower
+from loopopt.daemon.measuring import measure_in_child
 from loopopt.daemon.memory import Memory
+from loopopt.daemon.nodes import Nodes, Window, report_from_text, report_topic, shares_to_text, shares_topic
 from loopopt.daemon.ranks import Registry
 from loopopt.errors import DaemonError, LoopoptError, WireError
 from loopopt.export import MetricsServer, Snapshot, start_server, window_counters
@@ -45,16 +48,6 @@ _LOST_GRACE_S = 900.0
 _RESTORE_S = 60.0
 
 
-class Window:
-    """A window that was asked for: which ranks have answered, and with what."""
-
-    def __init__(self, window_id: str, plan_id: str, asked_s: float) -> None:
-        self.window_id = window_id
-        self.plan_id = plan_id
-        self.asked_s = asked_s
-        self.answers: dict[int, wire.WindowDone] = {}
-
-
 class Daemon:
     """All live state of one daemon."""
 
@@ -69,6 +62,8 @@ class Daemon:
         self.metrics: MetricsServer | None = None
         self.finished = asyncio.Event()
         self._news = asyncio.Event()
+        self._nodes = Nodes()
+        self._follower = Follower(job_dir, config, self.memory, self.registry, self.note)
         self._windows: dict[str, Window] = {}
         self._measured: dict[str, dict[str, Any]] = {}
         self._measuring: set[asyncio.Task[None]] = set()
@@ -139,12 +134,15 @@ class Daemon:
             self.memory.count("agent_us", max(0.0, message.agent_us - rank.agent_us))
             rank.agent_us = message.agent_us
             rank.mode, rank.reason = message.mode, message.reason
+            rank.leader = message.leader or rank.leader
             if message.mode == "observe":
                 self.carry_out(self.loop.on_observe(message.reason, now))
             elif self.loop.phase == "observing" and not self.registry.why_observe():
                 self.carry_out(self.loop.on_lost("the loop can be closed now", now))
         elif isinstance(message, wire.WindowDone):
             self._on_window_done(message)
+        elif isinstance(message, wire.Posted):
+            self._on_posted(message, now)
         elif isinstance(message, wire.PlanResult):
             self._on_plan_result(message, now)
         elif isinstance(message, wire.Disarmed):
@@ -175,23 +173,48 @@ class Daemon:
     # ------------------------------------------------------------ windows
 
     def _on_window_done(self, message: wire.WindowDone) -> None:
+        if self.registry.follows(time.time()):
+            self._follower.on_window_done(message, self.metrics.port if self.metrics else 0)
+            return
         window = self._windows.get(message.window_id)
         if window is None:
             return
         window.plan_id = message.plan_id
         window.answers[message.rank] = message
+        if not window.topic and self.registry.elsewhere and not message.error:
+            window.topic = report_topic(message.window_id, message.first_step)
+            self._send(wire.Fetch(window.topic, self.config.window_timeout_s))
+        self._look_whether_complete(window)
+
+    def _on_posted(self, message: wire.Posted, now: float) -> None:
+        self._follower.on_posted(message)
+        window = next((w for w in self._windows.values() if w.topic == message.topic), None)
+        if window is None:
+            return
+        report = report_from_text(message.content)
+        window.reports[report.host] = report
+        self._nodes.heard(report, now)
+        self._look_whether_complete(window)
+
+    def _look_whether_complete(self, window: Window, late: bool = False) -> None:
+        """Measure when everybody has answered, or, `late`, when this node's ranks have."""
         expected = {n for n, r in self.registry.ranks.items() if r.live}
-        if expected <= window.answers.keys():
-            del self._windows[message.window_id]
-            task = asyncio.create_task(self._measure(window))
-            self._measuring.add(task)
-            task.add_done_callback(self._measuring.discard)
+        if not expected <= window.answers.keys():
+            return
+        if window.missing(self.registry.elsewhere) and not window.error and not late:
+            return
+        del self._windows[window.window_id]
+        if window.topic:
+            self._send(wire.Fetch(window.topic, 0.0))
+        task = asyncio.create_task(self._measure(window))
+        self._measuring.add(task)
+        task.add_done_callback(self._measuring.discard)
 
     async def _measure(self, window: Window) -> None:
         answers = list(window.answers.values())
         errors = [a for a in answers if a.error]
         if errors:
-            self._window_failed(window, errors[0].error.partition(":")[0], f"rank {errors[0].rank}: {errors[0].error}")
+            self._window_failed(window, errors[0].error.partition(":")[0], window.error)
             return
         steps = answers[0].steps
         cost = max(a.overhead_us for a in answers)
@@ -199,13 +222,11 @@ class Daemon:
             cost += max(0.0, max(self._traced_us.values()) - self._step_us) * steps
         self.loop.on_window_cost(cost, time.time())
         paths = [a.path for a in sorted(answers, key=lambda a: a.rank)]
-        hello = next(iter(self.registry.ranks.values())).hello if self.registry.ranks else None
-        fingerprint = {}
-        if hello is not None:
-            fingerprint = {"torch": hello.torch, "device": hello.device, "backend": hello.backend}
-            fingerprint["world_size"] = str(hello.world_size)
+        missing = window.missing(self.registry.elsewhere)
+        others = [r.summaries for r in window.reports.values() if r.summaries]
         try:
-            content = await _measure_in_child(paths, fingerprint, self.config.measure_timeout_s)
+            got = await measure_in_child(paths, self.registry.fingerprint, self.config.measure_timeout_s, others=others)
+            content = got.measurement
             measured = measurement_from_json(content)
         except LoopoptError as err:
             self._window_failed(window, "unreadable", str(err))
@@ -220,14 +241,25 @@ class Daemon:
         self._measured[window.plan_id] = {"window_id": row.window_id, "plan_id": row.plan_id, "measurement": content}
         self.memory.window(row)
         self.memory.table(measured.table.digest, measured.table.to_json(), now)
-        for counter in window_counters(measured):
+        if window.topic:
+            self._send(wire.Post(shares_topic(window.window_id, answers[0].first_step), shares_to_text(measured.ranks)))
+        own = replace(measured, ranks=tuple(r for r in measured.ranks if r.rank in window.answers))
+        for counter in window_counters(own):
             self.memory.count(counter.key, counter.value, dict(counter.labels))
         for path in paths:
             with contextlib.suppress(OSError):
                 self.memory.count("trace_bytes", os.stat(path).st_size)
         for text in measured.notes:
             self.note(f"window {window.window_id}: {text}")
-        self._on_measured(window.window_id, measured, "")
+        if missing or window.error:
+            # This node's times are good for the metrics; without the others no transfer can be told from waiting.
+            self.memory.count("trace_failures", labels={"reason": "missing_rank"})
+            ranks = ", ".join(map(str, missing[:8]))
+            reason = window.error or f"nothing from rank {ranks} of another node (does a daemon run there?)"
+            self.note(f"window {window.window_id} is not whole: {reason}")
+            self._on_measured(window.window_id, None, reason)
+        else:
+            self._on_measured(window.window_id, measured, "")
         self.memory.prune(_STORE_MAX_BYTES, _STORE_MAX_WINDOWS)
 
     def _window_failed(self, window: Window, kind: str, reason: str) -> None:
@@ -296,12 +328,16 @@ class Daemon:
                 self.finish()
             late = [w for w in self._windows.values() if now - w.asked_s > self.config.window_timeout_s]
             for window in late:
-                del self._windows[window.window_id]
-                self._window_failed(window, "timeout", f"answered only by ranks {sorted(window.answers)}")
+                self._look_whether_complete(window, late=True)
+                if window.window_id in self._windows:
+                    del self._windows[window.window_id]
+                    self._window_failed(window, "timeout", f"answered only by ranks {sorted(window.answers)}")
+            self._follower.tick(now)
             self._step_us = self.loop.current_step_us or self._step_us
             before = self.loop.rollbacks
-            self.carry_out(self.loop.tick(now))
-            self._count_rollbacks(before)
+            if not self.registry.follows(now):
+                self.carry_out(self.loop.tick(now))
+                self._count_rollbacks(before)
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._news.wait(), _TICK_S)
             self._news.clear()
@@ -359,6 +395,9 @@ class Daemon:
         return {"error": f"unknown command {cmd!r}: this daemon is loopopt {loopopt.__version__}"}
 
     async def _detach(self, restore: bool) -> dict[str, Any]:
+        follows = self.registry.follows(time.time())
+        if follows and restore:
+            return {"error": f"this node follows {follows}, whose daemon decides: run `loopopt detach --restore` there"}
         leader = self.registry.leader
         running = leader.plan_id if leader else BASELINE.plan_id
         restored = False
@@ -385,14 +424,18 @@ class Daemon:
         hello = next(iter(ranks.values())).hello if ranks else None
         counters = {c.key: c.value for c in self.memory.counters() if not c.labels}
         observe = self.loop.phase == "observing" or bool(self.registry.why_observe())
+        follows = self.registry.follows(time.time())
+        active_id, active_label = self._active()
         return {
             "version": loopopt.__version__,
             "pid": os.getpid(),
             "job": hello.job if hello else self.job_dir.name,
             "dir": str(self.job_dir),
-            "phase": self.loop.phase,
+            "phase": "following" if follows else self.loop.phase,
+            "follows": follows,
+            "nodes": self._nodes.status(),
             "mode": "observe" if observe else "closed_loop",
-            "reason": self.loop.reason or self.registry.why_observe(),
+            "reason": self.registry.why_observe() if follows else self.loop.reason or self.registry.why_observe(),
             "round": self.loop.round,
             "step": max((r.step for r in ranks.values()), default=0),
             "world_size": hello.world_size if hello else 0,
@@ -409,8 +452,8 @@ class Daemon:
             ],
             "torch": hello.torch if hello else "",
             "backend": hello.backend if hello else "",
-            "active_plan": self.loop.active_id,
-            "active_label": self.loop.active.label,
+            "active_plan": active_id,
+            "active_label": active_label,
             "baseline_step_us": self.loop.baseline_step_us,
             "current_step_us": self.loop.current_step_us,
             "trials": self._trials(),
@@ -419,10 +462,18 @@ class Daemon:
             "notes": list(self.notes),
         }
 
+    def _active(self) -> tuple[str, str]:
+        """Id and name of the plan in force; a node that follows knows the id alone."""
+        speaker = self.registry.speaker
+        if not self.registry.follows(time.time()) or speaker is None:
+            return self.loop.active_id, self.loop.active.label
+        return speaker.plan_id, BASELINE.label if speaker.plan_id == BASELINE.plan_id else speaker.plan_id
+
     def snapshot(self) -> Snapshot:
         """What a scrape sees (called in the metrics server's thread)."""
         ranks = dict(self.registry.ranks)
         hello = next(iter(ranks.values())).hello if ranks else None
+        active_id, active_label = self._active()
         return Snapshot(
             version=loopopt.__version__,
             training_job=hello.job if hello else self.job_dir.name,
@@ -430,41 +481,14 @@ class Daemon:
             backend=hello.backend if hello else "",
             not_ready="" if ranks else "no rank has registered",
             ranks=self.registry.counts(),
-            plan_id=self.loop.active_id if ranks else "",
-            plan_label=self.loop.active.label if ranks else "",
+            plan_id=active_id if ranks else "",
+            plan_label=active_label if ranks else "",
             baseline_step_us=self.loop.baseline_step_us,
             current_step_us=self.loop.current_step_us,
-            trace_last_success_s=self._last_success_s,
+            trace_last_success_s=self._last_success_s or self._follower.last_success_s,
             counters=self.memory.counters(),
             histograms=self.memory.histograms(),
         )
-
-
-async def _measure_in_child(paths: list[str], fingerprint: dict[str, str], timeout_s: float) -> dict[str, Any]:
-    child = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "loopopt.daemon.child",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    request = json.dumps({"paths": paths, "fingerprint": fingerprint}).encode()
-    try:
-        out, err = await asyncio.wait_for(child.communicate(request), timeout_s)
-    except asyncio.TimeoutError:
-        raise DaemonError(f"measuring took more than {timeout_s:.0f} s") from None
-    finally:
-        if child.returncode is None:
-            child.kill()
-            await child.wait()
-    if child.returncode != 0:
-        lines = err.decode(errors="replace").strip().splitlines()
-        raise DaemonError(lines[-1] if lines else f"the measuring process ended with code {child.returncode}")
-    content = json.loads(out)
-    if not isinstance(content, dict):
-        raise DaemonError("the measuring process answered something else than a measurement")
-    return content
 
 
 def _same_user(writer: asyncio.StreamWriter) -> bool:

@@ -25,6 +25,8 @@ class Rank:
     ended: bool = False
     plan_id: str = BASELINE.plan_id
     """Plan it runs, by its latest message."""
+    leader: str = ""
+    """Host of rank 0, by its latest message."""
 
     @property
     def live(self) -> bool:
@@ -57,6 +59,7 @@ class Registry:
             assert old is not None
             old.hello, old.writer, old.seen_s, old.ended = hello, writer, now_s, False
         self.ranks[hello.rank].plan_id = hello.active_plan
+        self.ranks[hello.rank].leader = hello.leader
         newest = max(r.hello.attempt for r in self.ranks.values())
         for number in [n for n, r in self.ranks.items() if r.hello.attempt < newest]:
             del self.ranks[number]
@@ -85,10 +88,42 @@ class Registry:
         return " ".join(f"{n}:{r.hello.host}:{r.hello.pid}:{r.hello.attempt}" for n, r in sorted(self.ranks.items()))
 
     @property
+    def fingerprint(self) -> dict[str, str]:
+        """Software and hardware the ranks' durations belong to."""
+        hello = next((r.hello for r in self.ranks.values()), None)
+        if hello is None:
+            return {}
+        told = {"torch": hello.torch, "device": hello.device, "backend": hello.backend}
+        return {**told, "world_size": str(hello.world_size)}
+
+    @property
     def leader(self) -> Rank | None:
         """Rank 0, if it can be talked to."""
         rank = self.ranks.get(0)
         return rank if rank is not None and rank.live else None
+
+    @property
+    def speaker(self) -> Rank | None:
+        """The rank through which other nodes are reached: the lowest that can be talked to."""
+        return next((rank for _, rank in sorted(self.ranks.items()) if rank.live), None)
+
+    @property
+    def elsewhere(self) -> list[int]:
+        """Ranks of the job that other nodes have."""
+        world = next((r.hello.world_size for r in self.ranks.values()), 0)
+        return [rank for rank in range(world) if rank not in self.ranks]
+
+    def follows(self, now_s: float, settle_s: float = 10.0) -> str:
+        """Host of the node whose daemon decides; empty if that is this one, or not known yet.
+
+        Rank 0 of this very host may only be late to register, unless that takes very long: then another machine has
+        the same name.
+        """
+        live = [r for r in self.ranks.values() if r.live]
+        if not live or 0 in self.ranks or not live[0].leader:
+            return ""
+        late = all(now_s - r.since_s > settle_s for r in live)
+        return live[0].leader if late or live[0].leader != live[0].hello.host else ""
 
     def why_observe(self) -> str:
         """Why the loop cannot be closed; empty if it can."""

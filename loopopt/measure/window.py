@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from loopopt.measure.merge import merge_ranks
-from loopopt.measure.summary import summarize
+from loopopt.measure.summary import RankSummary, summarize
 from loopopt.measurement import WindowMeasurement
 from loopopt.traces import RankTrace
 
@@ -24,7 +24,11 @@ def measure_window(traces: Sequence[RankTrace], *, fingerprint: dict[str, str] |
     Raises:
         TraceError: no trace, the same rank twice, or traces of jobs of different sizes.
     """
+    return merge_ranks(summarize_window(traces), fingerprint=fingerprint).measurement
+
+
+def summarize_window(traces: Sequence[RankTrace]) -> list[RankSummary]:
+    """The half of `measure_window` that needs no other rank; a rank the trace does not name gets a free number."""
     taken = {trace.rank for trace in traces}
     free = iter(r for r in range(2 * len(traces) + 1) if r not in taken)
-    summaries = [summarize(trace, rank=trace.rank if trace.rank is not None else next(free, None)) for trace in traces]
-    return merge_ranks(summaries, fingerprint=fingerprint).measurement
+    return [summarize(trace, rank=trace.rank if trace.rank is not None else next(free, None)) for trace in traces]

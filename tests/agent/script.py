@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--profile-at", type=int, default=-1, help="use torch.profiler in this and the next step")
     parser.add_argument("--die-once", type=int, default=-1, help="rank 1 kills itself at this step, the first time")
     parser.add_argument("--no-optimizer", action="store_true", help="update by hand, mark steps with loopopt_agent")
+    parser.add_argument("--stop-file", help="end after the step in which rank 0 finds this file")
     args = parser.parse_args()
 
     dist.init_process_group("gloo")
@@ -83,6 +84,11 @@ def main() -> None:
             with open(args.log, "a", encoding="utf-8") as log:
                 log.write(json.dumps({"step": step, "loss": loss.item()}) + "\n")
         time.sleep(args.pause)
+        if args.stop_file is not None:
+            stop = torch.tensor([float(rank == 0 and Path(args.stop_file).exists())])
+            dist.all_reduce(stop)
+            if stop.item():
+                break
     dist.barrier()
     dist.destroy_process_group()
 

@@ -26,9 +26,10 @@ EXAMPLES: tuple[wire.Message, ...] = (
         step=3,
         active_plan="as-it-was",
         features={"cache_key_tag": "ok"},
+        leader="node0",
     ),
     wire.Steps(rank=1, first_step=4, durations_us=[1000.5, 990.25], plan_id="as-it-was", peak_memory_bytes=7),
-    wire.Heartbeat(rank=1, step=5, agent_us=12.5, compiled=True),
+    wire.Heartbeat(rank=1, step=5, agent_us=12.5, compiled=True, leader="node0"),
     wire.WindowDone(rank=1, window_id="w1", first_step=6, steps=3, plan_id="as-it-was", path="/j/t", overhead_us=9.5),
     wire.PlanResult(rank=1, plan_id="0123456789ab", step=9, outcome="applied", compile_us=2.5, graphs=2),
     wire.Disarmed(rank=1, reason="internal error"),
@@ -37,6 +38,9 @@ EXAMPLES: tuple[wire.Message, ...] = (
     wire.Capture(window_id="w1", steps=3),
     wire.Apply(plan=BASELINE.to_json()),
     wire.Release(restore=True),
+    wire.Post(topic="w/1.6", content="{}"),
+    wire.Fetch(topic="w/1.6", seconds=300.0),
+    wire.Posted(rank=0, topic="w/1.6", number=1, content="{}"),
 )
 
 
