@@ -78,6 +78,7 @@ class Summary:
         recompiles: times the job was made to compile.
         recompile_us: time the job stood still for it.
         rollbacks: plans that were taken back.
+        follows: host of the node whose daemon decides; empty if this one's does.
     """
 
     job: str = ""
@@ -95,6 +96,7 @@ class Summary:
     recompiles: int = 0
     recompile_us: float = 0.0
     rollbacks: int = 0
+    follows: str = ""
 
     @property
     def tried(self) -> int:
@@ -105,6 +107,8 @@ class Summary:
         """The outcome in one sentence."""
         if not self.world_size:
             return "No rank registered: the job did not load the agent (see `loopopt doctor`)."
+        if self.follows:
+            return f"Follows node {self.follows}, whose daemon decides for all ranks: before and after are told there."
         if self.mode == "observe":
             return f"Only observed, nothing changed: {self.reason or 'the loop cannot be closed on this job'}."
         if self.after.plan_id != AS_IT_WAS:
@@ -148,6 +152,7 @@ def summarize(status: Mapping[str, Any]) -> Summary:
         recompiles=int(counters.get("recompiles") or 0),
         recompile_us=float(counters.get("recompile_us") or 0.0),
         rollbacks=int(counters.get("rollbacks") or 0),
+        follows=str(status.get("follows") or ""),
     )
 
 

@@ -48,6 +48,10 @@ def status_view(status: Mapping[str, Any], summary: Summary) -> RenderableType:
     head.add_row("step", str(summary.step))
     head.add_row("plan", escape(f"{summary.after.label} ({summary.after.plan_id})"))
     head.add_row("ranks", escape(_ranks(status)))
+    if summary.follows:
+        head.add_row("follows", f"node {escape(summary.follows)}, whose daemon decides")
+    for node in status.get("nodes") or ():
+        head.add_row("node", escape(_node(node)))
     if port := status.get("metrics_port"):
         head.add_row("metrics", f"port {port}, /metrics")
     for note in list(status.get("notes") or ())[-3:]:
@@ -168,3 +172,9 @@ def _ranks(status: Mapping[str, Any]) -> str:
     if not states:
         return "none has registered"
     return "; ".join(f"{state}: {', '.join(numbers)}" for state, numbers in states.items())
+
+
+def _node(node: Mapping[str, Any]) -> str:
+    ranks = ", ".join(map(str, node.get("ranks") or ()))
+    error = f": {node['error']}" if node.get("error") else ""
+    return f"{node.get('host')}: ranks {ranks}{error}"

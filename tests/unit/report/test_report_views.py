@@ -113,3 +113,13 @@ def test_the_last_window_of_a_plan_is_drawn() -> None:
     windows = [window(AS_IT_WAS, 1.0), window(AS_IT_WAS, 2.0), window("aaa", 3.0)]
     assert timelines(windows, AS_IT_WAS)[0].spans[0].end_us == 2.0
     assert timelines(windows, "zzz") == ()
+
+
+def test_the_status_says_who_decides_and_who_follows() -> None:
+    """On several nodes, one line on each side."""
+    following = {"phase": "following", "follows": "nodea", "world_size": 2, "ranks": [{"rank": 1, "state": "live"}]}
+    text = shown(terminal.status_view(following, summarize(following)))
+    assert "node nodea, whose daemon decides" in text
+    assert "Follows node nodea" in text
+    leading = {"phase": "watching", "world_size": 2, "nodes": [{"host": "nodeb", "ranks": [1], "error": "disk: full"}]}
+    assert "nodeb: ranks 1: disk: full" in shown(terminal.status_view(leading, summarize(leading)))
