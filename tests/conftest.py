@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# The same examples in every run, so that a failure is there again; LOOPOPT_TEST_RANDOM=1 looks for new ones.
+settings.register_profile("steady", derandomize=True)
+if os.environ.get("LOOPOPT_TEST_RANDOM") != "1":
+    settings.load_profile("steady")
 
 _OWN = ("LOOPOPT", "LOOPOPT_DIR", "LOOPOPT_JOB", "LOOPOPT_HOME", "RANK", "WORLD_SIZE", "TORCH_DEVICE_BACKEND_AUTOLOAD")
 
