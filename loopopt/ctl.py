@@ -18,7 +18,7 @@ def request(job_dir: Path, cmd: str, timeout_s: float = 5.0, **args: Any) -> dic
 
     Args:
         job_dir: the job's directory.
-        cmd: "status", "table", "plans", "windows", "detach" (restore=bool) or "shutdown".
+        cmd: "status", "table", "plans", "windows", "refresh", "detach" (restore=bool) or "shutdown".
         timeout_s: seconds to wait for the whole answer.
 
     Raises:

@@ -230,6 +230,28 @@ class TimingTable:
         """The part that travels to every rank."""
         return replace(self, isolated={}, regions={}) if self.isolated or self.regions else self
 
+    def completed(self, older: TimingTable) -> TimingTable:
+        """With what only an older table of the same hardware and software knows; this one wins everywhere else.
+
+        An older table with another fingerprint, or without one, adds nothing.
+        """
+        if not older.fingerprint or older.fingerprint != self.fingerprint:
+            return self
+
+        def of(curve: CollectiveCurve) -> tuple[str, str, int, str, str]:
+            return curve.kind, curve.group, curve.group_size, curve.dtype, curve.topology
+
+        known = {of(c) for c in self.collectives}
+        return replace(
+            self,
+            collectives=tuple(
+                sorted((*self.collectives, *(c for c in older.collectives if of(c) not in known)), key=of)
+            ),
+            compute={**older.compute, **self.compute},
+            isolated={**older.isolated, **self.isolated},
+            regions={**older.regions, **self.regions},
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; `from_json` is the inverse."""
         content: dict[str, Any] = {

@@ -166,6 +166,11 @@ class Loop:
         """Median of the latest plain steps."""
         return statistics.median(self._recent) if self._recent else None
 
+    @property
+    def settled(self) -> bool:
+        """Whether the round is over: decided, and what was kept has been proved by the steps that followed."""
+        return self.phase == "watching" and self._unproven is None
+
     # ---------------------------------------------------------------- events
 
     def on_ranks(
@@ -311,6 +316,14 @@ class Loop:
             self._enter("watching", now_s)
             return [Note(reason)]
         return self._next_plan(now_s)
+
+    def on_refresh(self, now_s: float) -> list[Action]:
+        """A person or a timer asks for a new round; one that is under way is as good as a new one."""
+        if self.settled:
+            return self._begin_round(now_s, "a refresh was asked for")
+        if self.phase == "observing" and self._window is None:
+            self._next_window_s = now_s
+        return []
 
     def on_release(self, restore: bool, now_s: float) -> list[Action]:
         """Detach."""

@@ -34,6 +34,7 @@ from loopopt.measurement import WindowMeasurement
 from loopopt.plan import propose
 from loopopt.plans import BASELINE
 from loopopt.store import WindowRow, prune_traces
+from loopopt.timing import TimingTable
 
 log = logging.getLogger("loopopt.daemon")
 
@@ -58,6 +59,7 @@ class Daemon:
         self.memory = Memory(job_dir / wire.STATE_NAME, self.note)
         self.memory.load_trials()
         self.loop = Loop(config, self.memory.load())
+        self._before = self._table_before()
         self.registry = Registry()
         self.metrics: MetricsServer | None = None
         self.finished = asyncio.Event()
@@ -70,6 +72,14 @@ class Daemon:
         self._last_success_s: float | None = None
         self._step_us: float = 0.0
         self._traced_us: dict[int, float] = {}
+
+    def _table_before(self) -> TimingTable:
+        latest = self.memory.latest_table()
+        try:
+            return TimingTable.from_json(latest[1]) if latest else TimingTable()
+        except LoopoptError as err:
+            self.note(f"the timing table kept before cannot be used: {err}")
+            return TimingTable()
 
     def note(self, text: str) -> None:
         """Say something to a person, in the log and in the status."""
@@ -289,8 +299,10 @@ class Daemon:
             elif isinstance(action, SendRelease):
                 self._send(wire.Release(action.restore))
             elif isinstance(action, Propose):
+                # What this window did not show is taken from before the start: kept traces, or a refresh of them.
+                known, self._before = action.measured.table.completed(self._before), TimingTable()
                 proposal = propose(
-                    action.measured.table.for_scheduling(),
+                    known.for_scheduling(),
                     step_us=action.step_us,
                     exposed_us=action.exposed_us,
                     min_exposed_share=self.config.min_exposed_share,
@@ -387,12 +399,27 @@ class Daemon:
         if cmd == "windows":
             of_plans = (BASELINE.plan_id, self.loop.active_id)
             return {"windows": self.memory.windows(20, of_plans) or list(self._measured.values())}
+        if cmd == "refresh":
+            return self._refresh()
         if cmd == "detach":
             return await self._detach(bool(request.get("restore")))
         if cmd == "shutdown":
             self.finish()
             return {"ok": True}
         return {"error": f"unknown command {cmd!r}: this daemon is loopopt {loopopt.__version__}"}
+
+    def _refresh(self) -> dict[str, Any]:
+        """A new round. One that runs already counts: whoever asks waits for a round later than `after_round`."""
+        follows = self.registry.follows(time.time())
+        if follows:
+            return {"ok": True, "skipped": f"this node follows {follows}, whose daemon decides: refresh it there"}
+        if self.loop.phase in ("waiting", "released"):
+            return {"ok": True, "skipped": self.loop.reason or "the ranks of the job are not all there"}
+        under_way = not self.loop.settled and self.loop.phase != "observing"
+        answer = {"ok": True, "after_round": self.loop.round - under_way, "after_s": self._last_success_s or 0.0}
+        self.carry_out(self.loop.on_refresh(time.time()))
+        self._news.set()
+        return answer | {"under_way": under_way, "phase": self.loop.phase}
 
     async def _detach(self, restore: bool) -> dict[str, Any]:
         follows = self.registry.follows(time.time())
@@ -437,6 +464,8 @@ class Daemon:
             "mode": "observe" if observe else "closed_loop",
             "reason": self.registry.why_observe() if follows else self.loop.reason or self.registry.why_observe(),
             "round": self.loop.round,
+            "settled": self.loop.settled,
+            "measured_s": self._last_success_s,
             "step": max((r.step for r in ranks.values()), default=0),
             "world_size": hello.world_size if hello else 0,
             "ranks": [

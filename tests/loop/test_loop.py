@@ -353,3 +353,35 @@ def test_a_disarmed_job_is_not_asked_for_windows() -> None:
     job.carry_out(job.loop.on_observe("rank 1 has disarmed itself: broken", job.now_s, traceable=False))
     job.run(500)
     assert len(job.windows_asked) == asked
+
+
+def test_a_refresh_measures_again_and_finds_the_plan_that_is_best_now() -> None:
+    """What was best before is not any more: the plan kept is taken back, and the new best one is kept."""
+    job = FakeJob(BETTER)
+    job.register()
+    job.run_until("watching")
+    assert job.loop.on_refresh(job.now_s) == [], "the first round is still being proved"
+    while not job.loop.settled:
+        job.run(1)
+    assert job.plan.label == BUCKET
+    job.speeds[PLAIN], job.speeds[BUCKET] = 70_000.0, 90_000.0
+    former = job.loop.round
+    job.carry_out(job.loop.on_refresh(job.now_s))
+    assert job.loop.round == former + 1
+    job.carry_out(job.loop.on_refresh(job.now_s))
+    assert job.loop.round == former + 1, "asked for again during the round, nothing more happens"
+    while not job.loop.settled:
+        job.run(1)
+    assert job.plan.label == PLAIN
+    assert job.verdicts == {AS_IT_WAS: "baseline", STOCK: "rolled_back", PLAIN: "kept", BUCKET: "rolled_back"}
+
+
+def test_a_refresh_of_a_job_that_is_only_observed_is_one_more_window() -> None:
+    """Nothing is tried there; the numbers are taken again at once."""
+    job = FakeJob(BETTER)
+    job.register(observe="the model is not compiled")
+    job.run(20)
+    before = len(job.windows_asked)
+    job.carry_out(job.loop.on_refresh(job.now_s))
+    job.run(2)
+    assert len(job.windows_asked) == before + 1

@@ -105,3 +105,18 @@ def test_a_malformed_table_is_refused(broken: dict[str, Any]) -> None:
 def test_the_compute_key_is_written_as_documented() -> None:
     """Both sides build the key by themselves, so its form is a contract."""
     assert compute_key("aten::mm", [(512, 256), (256, 64)], "float32") == "aten::mm|[[512,256],[256,64]]|float32"
+
+
+def test_an_older_table_adds_what_was_not_measured_again_if_it_is_of_the_same_hardware() -> None:
+    """The newer number wins; another fingerprint, or none, adds nothing."""
+    here = {"device": "cpu"}
+    gather = CollectiveCurve("all_gather", "0", 2, (1000,), (Duration(3, 50.0, 1.0),))
+    slower = CollectiveCurve("all_gather", "0", 2, (1000,), (Duration(3, 500.0, 1.0),))
+    reduce = CollectiveCurve("all_reduce", "0", 2, (1000,), (Duration(3, 70.0, 1.0),))
+    new = TimingTable((gather,), {"mm": Duration(3, 5.0, 0.1)}, here)
+    old = TimingTable((slower, reduce), {"mm": Duration(3, 9.0, 0.1), "add": Duration(3, 1.0, 0.1)}, here)
+    both = new.completed(old)
+    assert both.collectives == (gather, reduce)
+    assert both.compute == {"mm": Duration(3, 5.0, 0.1), "add": Duration(3, 1.0, 0.1)}
+    assert new.completed(TimingTable(old.collectives, old.compute, {"device": "other"})) == new
+    assert new.completed(TimingTable()) == new
