@@ -4,7 +4,8 @@
 
 Each repeat runs, one after another on the same shaped link: plain `torch.compile`; torch's overlap scheduler
 with its default settings; and ours, a job under `loopopt run` from its first step, timed in its last steps, after
-the loop has decided. The compute-bound variant does the same over the plain loopback with a larger batch. A ratio
+the loop has decided. The compute-bound variant does the same over the plain loopback with a model that has little to
+gather and much to compute. A ratio
 is taken within a repeat, so that the machine's drift cancels; the median over repeats is printed with the range.
 """
 
@@ -124,7 +125,7 @@ def main() -> int:
     times: dict[str, list[float]] = {"plain": [], "stock": [], "bound": []}
     loops: list[dict[str, Any]] = []
     bound: list[dict[str, Any]] = []
-    compute_bound = ["--batch", "24"]
+    compute_bound = ["--batch", "96", "--width", "128"]
     with tempfile.TemporaryDirectory(prefix="lo", dir="/tmp") as name:
         folder = Path(name)
 
