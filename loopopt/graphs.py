@@ -299,6 +299,4 @@ def _node(content: dict[str, Any]) -> Node:
         kept=bool(content.get("kept", False)),
         start=int(content.get("start", -1)),
         collective=moves,
-        if c
-        else None,
     )

@@ -5,8 +5,8 @@
 Each repeat runs, one after another on the same shaped link: plain `torch.compile`; torch's overlap scheduler
 with its default settings; and ours, a job under `loopopt run` from its first step, timed in its last steps, after
 the loop has decided. The compute-bound variant does the same over the plain loopback with a model that has little to
-gather and much to compute. A ratio
-is taken within a repeat, so that the machine's drift cancels; the median over repeats is printed with the range.
+gather and much to compute. A ratio is taken within a repeat, so that the machine's drift cancels; the median over
+repeats is printed with the range.
 """
 
 from __future__ import annotations
