@@ -57,6 +57,8 @@ class LoopConfig:
     """Address the metrics are served on."""
     metrics_port: int = 0
     """Port of the metrics; 0 takes a free one (`loopopt status` says which)."""
+    web_config: str = ""
+    """File with TLS and passwords for the metrics, as Prometheus' own exporters read it (docs/prometheus.md)."""
 
     def __post_init__(self) -> None:
         for name in ("baseline_steps", "trial_steps"):

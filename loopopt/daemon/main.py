@@ -28,7 +28,7 @@ from loopopt.daemon.memory import Memory
 from loopopt.daemon.nodes import Nodes, Window, report_from_text, report_topic, shares_to_text, shares_topic
 from loopopt.daemon.ranks import Registry
 from loopopt.errors import DaemonError, LoopoptError, WireError
-from loopopt.export import MetricsServer, Snapshot, start_server, window_counters
+from loopopt.export import MetricsServer, Snapshot, read_web_config, start_server, window_counters
 from loopopt.measure import measurement_from_json
 from loopopt.measurement import WindowMeasurement
 from loopopt.plan import propose
@@ -510,10 +510,12 @@ class Daemon:
             backend=hello.backend if hello else "",
             not_ready="" if ranks else "no rank has registered",
             ranks=self.registry.counts(),
+            phase="following" if self.registry.follows(time.time()) else self.loop.phase,
             plan_id=active_id if ranks else "",
             plan_label=active_label if ranks else "",
             baseline_step_us=self.loop.baseline_step_us,
             current_step_us=self.loop.current_step_us,
+            predicted_step_us=self.memory.predicted_step_us(active_id),
             trace_last_success_s=self._last_success_s or self._follower.last_success_s,
             counters=self.memory.counters(),
             histograms=self.memory.histograms(),
@@ -551,7 +553,8 @@ async def _run(job_dir: Path, config: LoopConfig) -> None:
         events.add_signal_handler(number, daemon.finish)
     try:
         try:
-            daemon.metrics = start_server(daemon.snapshot, config.metrics_host, config.metrics_port)
+            web = read_web_config(Path(config.web_config)) if config.web_config else None
+            daemon.metrics = start_server(daemon.snapshot, config.metrics_host, config.metrics_port, web)
         except (LoopoptError, OSError) as err:
             daemon.note(f"no metrics are served: {err}")
         agents = await _listen(job_dir / wire.SOCKET_NAME, daemon.serve_agent)

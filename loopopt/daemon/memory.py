@@ -135,6 +135,20 @@ class Memory:
             return ()
         return tuple(HistogramValue(r.name, r.bounds, r.counts, r.total) for r in rows)
 
+    def predicted_step_us(self, plan_id: str) -> float | None:
+        """What the latest trial of a plan was expected to take per step; None if it was not traced."""
+        rows = [row for row in tuple(self.trials.values()) if row.plan_id == plan_id]
+        return rows[-1].predicted_step_us if rows else None
+
+    def _predicted(self, trial: Trial) -> float | None:
+        """The baseline's step time, less the communication that is exposed no longer."""
+        baseline = self.trials.get(f"{trial.trial_id.partition('.')[0]}.0")
+        if baseline is None or baseline.median_step_us is None or baseline.exposed_us is None:
+            return None
+        if trial.exposed_us is None or trial.trial_id == baseline.trial_id:
+            return None
+        return baseline.median_step_us - baseline.exposed_us + trial.exposed_us
+
     def trial(self, trial: Trial) -> None:
         """Keep a trial, new or changed."""
         samples = trial.samples
@@ -155,6 +169,7 @@ class Memory:
             gain=trial.gain.value if trial.gain else None,
             gain_low=trial.gain.low if trial.gain else None,
             gain_high=trial.gain.high if trial.gain else None,
+            predicted_step_us=self._predicted(trial),
             compile_us=trial.compile_us,
             exposed_us=trial.exposed_us,
             communication_us=trial.communication_us,

@@ -4,6 +4,7 @@ from loopopt.export.catalogue import STEP_BUCKETS_US, TRACE_FAILURE_REASONS
 from loopopt.export.sampling import window_counters
 from loopopt.export.server import MetricsServer, start_server
 from loopopt.export.snapshot import CounterValue, HistogramValue, Snapshot
+from loopopt.export.webconfig import WebConfig, read_web_config
 
 __all__ = [
     "CounterValue",
@@ -12,6 +13,8 @@ __all__ = [
     "STEP_BUCKETS_US",
     "Snapshot",
     "TRACE_FAILURE_REASONS",
+    "WebConfig",
+    "read_web_config",
     "start_server",
     "window_counters",
 ]

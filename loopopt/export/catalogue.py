@@ -32,6 +32,9 @@ COLLECTIVES: Final = (
 MAX_GROUPS: Final = 64
 """Distinct values of the label `group`; process groups met later are "other"."""
 
+MAX_RANKS: Final = 512
+"""Distinct values of the label `rank`; an endpoint has the ranks of its own node only."""
+
 OTHER: Final = "other"
 UNKNOWN: Final = "unknown"
 
@@ -49,6 +52,20 @@ TRACE_FAILURE_REASONS: Final = (
 
 RANK_STATES: Final = ("live", "lost", "observe", "disarmed")
 """Values of the label `state`."""
+
+PHASES: Final = (
+    "waiting",
+    "baseline",
+    "capturing",
+    "measuring",
+    "applying",
+    "trial",
+    "watching",
+    "observing",
+    "following",
+    "released",
+)
+"""Values of the label `phase`."""
 
 _MANTISSAS: Final = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
 STEP_BUCKETS_US: Final = tuple(
@@ -94,6 +111,7 @@ def _step_gauge(name: str, source: str, help_: str) -> Metric:
 
 
 _BY_COLLECTIVE: Final = ("collective", "group")
+_BY_RANK: Final = ("rank",)
 
 CATALOGUE: Final[tuple[Metric, ...]] = (
     Metric(
@@ -118,6 +136,14 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
         labels=("state",),
         known=RANK_STATES,
     ),
+    Metric(
+        "loopopt_loop_phase",
+        "gauge",
+        "1 for what the loop is doing now, 0 for everything else (see docs/architecture.md).",
+        "phase",
+        labels=("phase",),
+        known=PHASES,
+    ),
     _step_gauge(
         "loopopt_baseline_step_seconds",
         "baseline_step_us",
@@ -131,7 +157,8 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
     _step_gauge(
         "loopopt_predicted_step_seconds",
         "predicted_step_us",
-        "Step time the planner foretold for the plan the job runs now; absent if it foretold none.",
+        "Step time to be expected of the plan the job runs now: the baseline's, less the communication that traces "
+        "show to be exposed no longer; absent until traced.",
     ),
     Metric(
         "loopopt_step_duration_seconds",
@@ -175,6 +202,28 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
         "Traced time collectives spent waiting for ranks that arrived later, summed over ranks and collectives.",
         unit="seconds",
     ),
+    _counter(
+        "loopopt_rank_sampled_seconds_total",
+        "rank_sampled_us",
+        "Traced time of each rank of this node: the denominator of the other times by rank.",
+        _BY_RANK,
+        unit="seconds",
+    ),
+    _counter(
+        "loopopt_rank_exposed_communication_seconds_total",
+        "rank_exposed_us",
+        "Traced time in which the rank communicated and did not compute.",
+        _BY_RANK,
+        unit="seconds",
+    ),
+    _counter(
+        "loopopt_rank_skew_seconds_total",
+        "rank_skew_us",
+        "Traced time the rank's collectives spent waiting for ranks that arrived later; the rank that waits least "
+        "is the late one.",
+        _BY_RANK,
+        unit="seconds",
+    ),
     _counter("loopopt_trace_requests_total", "trace_requests", "Trace windows asked for."),
     _counter(
         "loopopt_trace_failures_total",
@@ -209,6 +258,11 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
         "agent_us",
         "Time loopopt's agent spent in the training threads, summed over ranks.",
         unit="seconds",
+    ),
+    _counter(
+        "loopopt_messages_refused_total",
+        "messages_refused",
+        "Messages on the agents' socket that were malformed or from another user; each ends its connection.",
     ),
 )
 

@@ -12,10 +12,13 @@ from prometheus_client.registry import Collector
 
 from loopopt.export.catalogue import CATALOGUE, STEP_BUCKETS_US, Metric
 from loopopt.export.labels import LabelBounds
-from loopopt.export.snapshot import HistogramValue, Snapshot
+from loopopt.export.snapshot import CounterValue, HistogramValue, Snapshot
 
 Series = dict[tuple[str, ...], float]
 """Exported values by label values, in the order of the metric's label names."""
+
+Counters = dict[str, list[CounterValue]]
+"""A snapshot's counters by key, each list in the order they became known."""
 
 
 class SnapshotCollector(Collector):
@@ -41,28 +44,30 @@ class SnapshotCollector(Collector):
     def collect(self) -> Iterator[Family]:
         """One family per entry of the catalogue, in its order."""
         snapshot = self._snapshot()
-        with self._lock:  # two scrapes at once must not race for the last free group label
-            families = [self._filled(metric, snapshot) for metric in CATALOGUE]
+        counters: Counters = {}
+        for counter in snapshot.counters:
+            counters.setdefault(counter.key, []).append(counter)
+        with self._lock:  # two scrapes at once must not race for the last free label
+            families = [self._filled(metric, snapshot, counters.get(metric.source, [])) for metric in CATALOGUE]
         yield from families
 
-    def _filled(self, metric: Metric, snapshot: Snapshot) -> Family:
+    def _filled(self, metric: Metric, snapshot: Snapshot, counters: list[CounterValue]) -> Family:
         family = _family(metric)
         if isinstance(family, HistogramMetricFamily):
             _fill_histogram(family, metric, snapshot)
         elif isinstance(family, CounterMetricFamily):
-            for labels, value in self._counted(metric, snapshot).items():
+            for labels, value in self._counted(metric, counters).items():
                 family.add_metric(labels, value / metric.divisor)
         elif isinstance(family, GaugeMetricFamily):
             for labels, value in _gauged(metric, snapshot).items():
                 family.add_metric(labels, value / metric.divisor)
         return family
 
-    def _counted(self, metric: Metric, snapshot: Snapshot) -> Series:
+    def _counted(self, metric: Metric, counters: list[CounterValue]) -> Series:
         series: Series = {(): 0.0} if not metric.labels else {(value,): 0.0 for value in metric.known}
-        for counter in snapshot.counters:
-            if counter.key == metric.source:
-                labels = tuple(self._bounds.bounded(name, counter.labels.get(name, "")) for name in metric.labels)
-                series[labels] = series.get(labels, 0.0) + counter.value
+        for counter in counters:
+            labels = tuple(self._bounds.bounded(name, counter.labels.get(name, "")) for name in metric.labels)
+            series[labels] = series.get(labels, 0.0) + counter.value
         return series
 
 
@@ -81,6 +86,8 @@ def _gauged(metric: Metric, snapshot: Snapshot) -> Series:
         return {(snapshot.plan_id, snapshot.plan_label): 1.0} if snapshot.plan_id else {}
     if metric.source == "ranks":
         return {(state,): float(snapshot.ranks.get(state, 0)) for state in metric.known}
+    if metric.source == "phase":
+        return {(phase,): float(phase == snapshot.phase) for phase in metric.known}
     value = getattr(snapshot, metric.source)
     return {} if value is None else {(): float(value)}
 

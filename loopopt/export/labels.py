@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from loopopt.export.catalogue import COLLECTIVES, MAX_GROUPS, OTHER, RANK_STATES, TRACE_FAILURE_REASONS, UNKNOWN
+from loopopt.export.catalogue import (
+    COLLECTIVES,
+    MAX_GROUPS,
+    MAX_RANKS,
+    OTHER,
+    RANK_STATES,
+    TRACE_FAILURE_REASONS,
+    UNKNOWN,
+)
 
 _MAX_LENGTH: Final = 64
 _FIXED: Final[dict[str, frozenset[str]]] = {
@@ -17,13 +25,13 @@ _FIXED: Final[dict[str, frozenset[str]]] = {
 class LabelBounds:
     """Maps label values to a bounded set.
 
-    The first `max_groups` process groups keep their names for good. Which those are depends only on the
-    order they are met in, so a series never moves into "other" later, which would look like a reset.
+    The first `max_groups` process groups and `max_ranks` ranks keep their names for good. Which those are depends
+    only on the order they are met in, so a series never moves into "other" later, which would look like a reset.
     """
 
-    def __init__(self, max_groups: int = MAX_GROUPS) -> None:
-        self._max_groups = max_groups
-        self._groups: set[str] = set()
+    def __init__(self, max_groups: int = MAX_GROUPS, max_ranks: int = MAX_RANKS) -> None:
+        self._limits = {"group": max_groups, "rank": max_ranks}
+        self._met: dict[str, set[str]] = {name: set() for name in self._limits}
 
     def bounded(self, name: str, value: str) -> str:
         """The value to export for the label `name`.
@@ -37,8 +45,9 @@ class LabelBounds:
         if not value:
             return UNKNOWN
         value = value[:_MAX_LENGTH]
-        if name == "group" and value not in self._groups:
-            if len(self._groups) >= self._max_groups:
+        met = self._met.get(name)
+        if met is not None and value not in met:
+            if len(met) >= self._limits[name]:
                 return OTHER
-            self._groups.add(value)
+            met.add(value)
         return value

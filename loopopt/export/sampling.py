@@ -38,11 +38,21 @@ def window_counters(measurement: WindowMeasurement) -> tuple[CounterValue, ...]:
         "skew_us": math.fsum(c.skew_us for r in ranks for c in r.collectives),
     }
     labelled = (("communication_us", communication), ("exposed_us", exposed))
-    return tuple(CounterValue(key, value) for key, value in plain.items()) + tuple(
+    by_collective = tuple(
         CounterValue(key, value, {"collective": kind, "group": group})
         for key, shares in labelled
         for (kind, group), value in shares.items()
     )
+    by_rank = tuple(
+        CounterValue(key, value, {"rank": str(rank.rank)})
+        for rank in ranks
+        for key, value in (
+            ("rank_sampled_us", rank.total.span_us),
+            ("rank_exposed_us", rank.total.exposed_us),
+            ("rank_skew_us", math.fsum(c.skew_us for c in rank.collectives)),
+        )
+    )
+    return (*(CounterValue(key, value) for key, value in plain.items()), *by_collective, *by_rank)
 
 
 def _share(into: _By, total: float, weights: Iterable[tuple[tuple[str, str], float]]) -> None:

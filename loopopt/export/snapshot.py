@@ -49,11 +49,12 @@ class Snapshot:
         backend: the process groups' backend, "" until a rank has registered.
         not_ready: why the daemon cannot work yet; "" if it can.
         ranks: number of ranks by state ("live", "lost", "observe", "disarmed").
+        phase: what the loop is doing, one of `PHASES`.
         plan_id: plan the job runs now; "" if unknown.
         plan_label: its human name.
         baseline_step_us: median step time of the job as it was.
         current_step_us: median step time under the present plan.
-        predicted_step_us: what the planner foretold for it.
+        predicted_step_us: step time to be expected of it, by what traces show to be exposed no longer.
         trace_last_success_s: seconds since 1970.
         counters: in the order they became known (that decides which groups get a label of their own).
         histograms: likewise.
@@ -65,6 +66,7 @@ class Snapshot:
     backend: str = ""
     not_ready: str = ""
     ranks: Mapping[str, int] = field(default_factory=dict)
+    phase: str = ""
     plan_id: str = ""
     plan_label: str = ""
     baseline_step_us: float | None = None

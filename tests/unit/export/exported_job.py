@@ -13,6 +13,7 @@ JOB = Snapshot(
     torch="2.13.0",
     backend="gloo",
     ranks={"live": 2, "lost": 1},
+    phase="watching",
     plan_id="0123456789ab",
     plan_label='schedule + "bucket"',
     baseline_step_us=392_000.0,
@@ -29,6 +30,12 @@ JOB = Snapshot(
         CounterValue("exposed_us", 1_500_000.0, {"collective": "all_gather", "group": "0"}),
         CounterValue("exposed_us", 300_000.0, {"collective": "reduce_scatter", "group": "0"}),
         CounterValue("skew_us", 40_000.0),
+        CounterValue("rank_sampled_us", 6_250_000.0, {"rank": "0"}),
+        CounterValue("rank_sampled_us", 6_250_000.0, {"rank": "1"}),
+        CounterValue("rank_exposed_us", 1_000_000.0, {"rank": "0"}),
+        CounterValue("rank_exposed_us", 800_000.0, {"rank": "1"}),
+        CounterValue("rank_skew_us", 40_000.0, {"rank": "0"}),
+        CounterValue("rank_skew_us", 0.0, {"rank": "1"}),
         CounterValue("trace_requests", 5.0),
         CounterValue("trace_failures", 1.0, {"reason": "user_profiler"}),
         CounterValue("trace_failures", 2.0, {"reason": "never heard of"}),
@@ -41,3 +48,13 @@ JOB = Snapshot(
     ),
     histograms=(HistogramValue("step_us", STEP_BUCKETS_US, STEP_COUNTS, 702_000_000.0),),
 )
+
+
+def fleet(ranks: int, groups: int) -> Snapshot:
+    """One endpoint for so many ranks, each group with four kinds of collectives."""
+    kinds = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+    by_group = [{"collective": kind, "group": f"mesh_{g}"} for g in range(groups) for kind in kinds]
+    counters = [CounterValue(key, 1e6, labels) for key in ("communication_us", "exposed_us") for labels in by_group]
+    by_rank = ("rank_sampled_us", "rank_exposed_us", "rank_skew_us")
+    counters += [CounterValue(key, 1e6, {"rank": str(rank)}) for rank in range(ranks) for key in by_rank]
+    return Snapshot(version="0.1.0", training_job="fleet", ranks={"live": ranks}, counters=tuple(counters))

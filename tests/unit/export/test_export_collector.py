@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from exported_job import JOB
+from exported_job import JOB, fleet
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
@@ -16,7 +17,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from loopopt.export import STEP_BUCKETS_US, CounterValue, HistogramValue, Snapshot
-from loopopt.export.catalogue import CATALOGUE, MAX_GROUPS
+from loopopt.export.catalogue import CATALOGUE, COLLECTIVES, MAX_GROUPS, MAX_RANKS
 from loopopt.export.collector import SnapshotCollector
 
 GOLDEN = Path(__file__).with_name("metrics.golden.txt")
@@ -177,3 +178,29 @@ def test_promtool_finds_nothing_to_blame() -> None:
         pytest.skip("promtool is not on PATH (it comes with Prometheus)")
     done = subprocess.run([promtool, "check", "metrics"], input=GOLDEN.read_bytes(), capture_output=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+def test_512_ranks_and_64_groups_stay_within_bounds() -> None:
+    """However many ranks and groups come, there are at most so many series, and none of their time is lost."""
+    snapshot = fleet(ranks=700, groups=100)
+    samples = [sample for family in registry_of(snapshot).collect() for sample in family.samples]
+    labelled = [sample for sample in samples if "group" in sample.labels]
+    by_rank = [sample for sample in samples if "rank" in sample.labels]
+    assert len({sample.labels["group"] for sample in labelled}) == MAX_GROUPS + 1
+    assert len({sample.labels["rank"] for sample in by_rank}) == MAX_RANKS + 1
+    assert len(labelled) <= 2 * (MAX_GROUPS + 1) * (len(COLLECTIVES) + 1)
+    assert len(by_rank) == 3 * (MAX_RANKS + 1)
+    assert sum(s.value for s in by_rank if s.name == "loopopt_rank_skew_seconds_total") == pytest.approx(700)
+
+
+def test_a_scrape_costs_what_its_series_cost() -> None:
+    """Ten times the ranks and groups are not more than a generous thirty times the work."""
+    small, large = (registry_of(fleet(ranks, groups)) for ranks, groups in ((51, 6), (512, 64)))
+
+    def cost(registry: CollectorRegistry) -> float:
+        begin = time.process_time()
+        for _ in range(3):
+            generate_latest(registry)
+        return time.process_time() - begin
+
+    assert min(cost(large) for _ in range(3)) < 30 * min(cost(small) for _ in range(3))

@@ -41,6 +41,9 @@ def test_the_documented_example_holds() -> None:
         ("communication_us", "all_reduce", "0"): 2.5,
         ("exposed_us", "all_gather", "0"): 4.0,
         ("exposed_us", "all_reduce", "0"): 0.0,
+        ("rank_sampled_us", "0"): 100.0,
+        ("rank_exposed_us", "0"): 4.0,
+        ("rank_skew_us", "0"): 1.5,
     }
 
 
