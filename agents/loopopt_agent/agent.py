@@ -27,7 +27,7 @@ from loopopt_agent.capture import Capturer
 from loopopt_agent.client import Client
 from loopopt_agent.faults import Faults
 from loopopt_agent.mailbox import Mailbox
-from loopopt_agent.recompile import Switch
+from loopopt_agent.recompile import PlanSession, Switch
 
 DECISION_SPACING_S = 1.0
 """Boundaries are about this far apart, so that reading one costs nothing against the steps between."""
@@ -221,6 +221,7 @@ class Agent:
             self._send_result("as-it-was", step, "applied", "", stall_us)
             return
         session.settled = True
+        self._publish_graphs(session)
         estimator = session.estimator
         outcome, reason = "applied", ""
         if session.infeasible:
@@ -245,6 +246,21 @@ class Agent:
             self._flush_report()
             self._switch.restore()
             self._pending_key = (self._switch.plan_id, "compiling")
+
+    def _publish_graphs(self, session: PlanSession) -> None:
+        """Rank 0 leaves the graphs it compiled for `loopopt plan simulate`; a full disk does not matter."""
+        if session.unread:
+            self._say(f"a compiled graph could not be read for the planner: {session.unread}")
+        folder = self.job_dir / wire.GRAPH_DIR_NAME
+        with contextlib.suppress(OSError):
+            for signature, graph in session.read.items():
+                path = folder / f"{signature}.json"
+                if path.exists():
+                    continue
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                partial = path.with_suffix(".tmp")
+                partial.write_text(json.dumps(graph.to_json()), encoding="utf-8")
+                os.replace(partial, path)
 
     def _send_result(
         self, plan_id: str, step: int, outcome: str, reason: str, compile_us: float, **counts: Any

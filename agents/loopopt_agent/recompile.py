@@ -16,11 +16,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from loopopt.graphs import Graph
 from loopopt.plans import Plan
 from loopopt_agent import torch_api
 from loopopt_agent.agreement import Board
 from loopopt_agent.estimator import TableEstimator
 from loopopt_agent.faults import Faults
+from loopopt_agent.torch_graph import read_graph
 
 SCHEDULING_LIMIT_S = 120.0
 """One graph's scheduling pass may take this long; longer is infeasible, not fatal."""
@@ -44,6 +46,8 @@ class PlanSession:
         infeasible: why the plan cannot be used; empty while it can.
         graphs: graphs with collectives compiled under it.
         estimator: counts how often the scheduler asked.
+        read: the graphs compiled under it as the planner sees them, by signature (rank 0 only).
+        unread: why one could not be read; empty while all could.
     """
 
     def __init__(self, plan: Plan, epoch: int, board: Board, faults: Faults) -> None:
@@ -52,6 +56,8 @@ class PlanSession:
         self.infeasible = ""
         self.graphs = 0
         self.settled = False
+        self.read: dict[str, Graph] = {}
+        self.unread = ""
         self.estimator = TableEstimator(plan.table) if plan.table is not None else None
         self._board = board
         self._faults = faults
@@ -81,7 +87,7 @@ class PlanSession:
         try:
             self._faults.hit("compile")
             with (
-                torch_api.scheduling(HOST_GB_PER_S, SCHEDULING_LIMIT_S),
+                torch_api.scheduling(HOST_GB_PER_S, SCHEDULING_LIMIT_S, self._read(kwargs)),
                 torch_api.inductor_settings(self._settings),
             ):
                 compiled = original(gm, example_inputs, *args, **kwargs)
@@ -102,6 +108,20 @@ class PlanSession:
         self.infeasible = verdict.removeprefix("no: ")
         undo()
         return original(untouched, example_inputs, *args, **kwargs)
+
+    def _read(self, kwargs: dict[str, Any]) -> Callable[[Any], None]:
+        kind = "backward" if kwargs.get("is_backward") else "inference" if kwargs.get("is_inference") else "forward"
+
+        def read(gm: Any) -> None:
+            if self._board.rank != 0:
+                return
+            try:
+                graph = read_graph(gm, kind)
+                self.read[graph.signature] = graph
+            except Exception as err:  # noqa: BLE001  (the plan does not need it: it is for the planner's what-ifs)
+                self.unread = f"{type(err).__name__}: {err}"
+
+        return read
 
     def _is_known(self, verdict: str, order: tuple[torch_api.CollectiveCall, ...]) -> bool:
         """A graph that only some ranks had to compile again (shapes that differ by rank).

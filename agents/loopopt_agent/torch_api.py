@@ -244,7 +244,7 @@ def install_compile_guard(guard: Callable[..., Any]) -> Callable[[], None]:
 
 
 @contextlib.contextmanager
-def scheduling(host_gb_per_s: float, limit_s: float) -> Iterator[None]:
+def scheduling(host_gb_per_s: float, limit_s: float, observe: Callable[[Any], None]) -> Iterator[None]:
     """Conditions under which the overlap scheduler runs for us, for the length of one compile.
 
     - Its alignment step is skipped. It would overwrite our numbers from an on-disk cache, and it gathers over
@@ -253,6 +253,7 @@ def scheduling(host_gb_per_s: float, limit_s: float) -> Iterator[None]:
     - Without triton (CPU-only builds) its memory bandwidth query dies: a fixed host figure, the same on all
       ranks, takes its place.
     - It may not run for ever: after `limit_s` seconds `SchedulingTimeout` is raised inside it.
+    - `observe` sees each graph before it.
     """
     overlap = importlib.import_module(_OVERLAP)
     inductor_utils = importlib.import_module("torch._inductor.utils")
@@ -269,6 +270,7 @@ def scheduling(host_gb_per_s: float, limit_s: float) -> Iterator[None]:
 
     def limited(gm: Any) -> Any:
         with time_limit(limit_s):
+            observe(gm)
             return run_pass(gm)
 
     replace(overlap, "schedule_overlap_bucketing_from_inductor_configs", limited)
@@ -406,6 +408,88 @@ def compute_node(node: Any) -> tuple[str, list[list[int]], str, list[list[int]]]
         with contextlib.suppress(ValueError, RuntimeError):
             strides.append([_hint(s) for s in value.stride()])
     return (target._schema.name, shapes, dtype, strides if len(strides) == len(shapes) else []) if shapes else None
+
+
+def tensors(value: Any) -> list[Any]:
+    """The (fake) tensors in a node's value."""
+    return [v for v in torch.utils._pytree.tree_leaves(value) if isinstance(v, torch.Tensor)]
+
+
+def tensor_bytes(value: Any) -> int:
+    """Bytes of the tensors in a node's value; 0 if a size is unknown."""
+    try:
+        return sum(_bytes(t) for t in tensors(value))
+    except ValueError:
+        return 0
+
+
+def is_wait(node: Any) -> bool:
+    """Whether the node waits for a collective."""
+    return node.target is torch.ops._c10d_functional.wait_tensor.default
+
+
+def _schema(node: Any) -> Any:
+    return getattr(node.target, "_schema", None)
+
+
+def written_arguments(node: Any) -> list[Any]:
+    """The nodes among a node's arguments whose memory it writes."""
+    schema = _schema(node)
+    if schema is None or not schema.is_mutable or is_wait(node):
+        return []
+    names = [argument.name for argument in schema.arguments]
+    given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    written: list[Any] = []
+    for argument in schema.arguments:
+        if argument.alias_info is not None and argument.alias_info.is_write and argument.name in given:
+            leaves = torch.utils._pytree.tree_leaves(given[argument.name])
+            written += [v for v in leaves if isinstance(v, torch.fx.Node)]
+    return written
+
+
+def aliased_argument(node: Any) -> Any:
+    """The argument whose memory a node's value shares (views, tuple items, waits); None for a value of its own."""
+    if node.op != "call_function" or not node.args or not isinstance(node.args[0], torch.fx.Node):
+        return None
+    if is_wait(node) or getattr(node.target, "__name__", "") == "getitem":
+        return node.args[0]
+    schema = _schema(node)
+    if schema is not None and schema.returns and any(r.alias_info is not None for r in schema.returns):
+        written = written_arguments(node)
+        return written[0] if written else node.args[0]
+    return None
+
+
+def is_view(node: Any) -> bool:
+    """Whether a node costs nothing: it only looks at its argument's memory."""
+    return aliased_argument(node) is not None and not written_arguments(node)
+
+
+def has_other_effects(node: Any) -> bool:
+    """Whether a node does more than compute its value or write an argument: it must keep its place among its like."""
+    tags = getattr(node.target, "tags", ())
+    if torch.Tag.nondeterministic_seeded in tags:
+        return True
+    return _schema(node) is None and bool(node.is_impure())
+
+
+def is_anchor(node: Any) -> bool:
+    """Whether a node becomes a kernel of its own (a matmul, an attention): the compiler's count of such operators."""
+    packet = getattr(node.target, "overloadpacket", None)
+    registry = importlib.import_module("torch.utils.flop_counter").flop_registry
+    return packet in registry
+
+
+def bucket_key(node: Any) -> str:
+    """Starts with the same key may be merged; "" if torch has no way to merge such a collective."""
+    bucketing = importlib.import_module("torch._inductor.fx_passes.bucketing")
+    try:
+        key = bucketing.bucket_key(node)
+    except (AttributeError, KeyError, TypeError, ValueError, AssertionError):
+        return ""
+    if key is None or len(node.users) != 1 or not is_wait(next(iter(node.users))):
+        return ""
+    return f"{bucketing.get_collective_type(node)}|{key}"
 
 
 # ---------------------------------------------------------------- distributed

@@ -93,6 +93,15 @@ def test_the_loop_is_closed_on_a_real_job(home: Path, tmp_path: Path) -> None:
     assert 'loopopt_registered_ranks{state="live"} 2.0' in metrics
     assert "loopopt_exposed_communication_seconds_total{" in metrics
     assert "loopopt_step_duration_seconds_count" in metrics
+    graphs = list((home / "job" / "graphs").glob("*.json"))
+    assert graphs
+    table = home / "table.json"
+    assert loopopt(home, "table", "build", str(home / "job" / "traces"), "-o", str(table)).returncode in (0, 9)
+    for path in graphs:
+        simulated = loopopt(home, "plan", "simulate", str(path), "--table", str(table), "--json")
+        assert simulated.returncode == 0, simulated.stderr
+        found = json.loads(simulated.stdout)["schedules"]
+        assert 0 < found[-1]["step_us"] <= found[0]["step_us"]
     _, err = run.communicate(timeout=240)
     assert run.returncode == 0, err
     assert "plans tried" in err
