@@ -40,7 +40,7 @@ def show(job: str | None, as_json: bool) -> int:
     return 0
 
 
-class Factor(click.ParamType):  # type: ignore[type-arg]  (not generic in older releases)
+class Factor(click.ParamType):  # type: ignore[type-arg]
     """A positive factor, written 0.5 or x0.5."""
 
     name = "factor"
