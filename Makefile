@@ -35,8 +35,9 @@ format: $(STAMP)  ## put the code into the style that `lint` asks for
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(STAMP)  ## write docs/cli.md and docs/settings.md anew from the code
+docs: $(STAMP)  ## write docs/cli.md, settings.md, metrics.md and grafana/ anew from the code
 	$(BIN)/python tests/contract/reference.py
+	$(BIN)/python -m loopopt.export.generate
 
 
 bench-loop: $(STAMP)  ## the demo model with and without the loop, as ratios (long)

@@ -142,10 +142,11 @@ class Memory:
 
     def _predicted(self, trial: Trial) -> float | None:
         """The baseline's step time, less the communication that is exposed no longer."""
-        baseline = self.trials.get(f"{trial.trial_id.partition('.')[0]}.0")
+        first = f"{trial.trial_id.partition('.')[0]}.0"
+        if trial.exposed_us is None or trial.trial_id == first:
+            return _median(trial.samples) if trial.exposed_us is not None else None
+        baseline = self.trials.get(first)
         if baseline is None or baseline.median_step_us is None or baseline.exposed_us is None:
-            return None
-        if trial.exposed_us is None or trial.trial_id == baseline.trial_id:
             return None
         return baseline.median_step_us - baseline.exposed_us + trial.exposed_us
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from loopopt.export.alerts import alerts
 from loopopt.export.catalogue import CATALOGUE, COLLECTIVES, MAX_GROUPS, MAX_RANKS, STEP_BUCKETS_US, US_PER_S, Metric
 from loopopt.export.rules import recording_rules
 
@@ -28,6 +29,10 @@ def metrics_page() -> str:
     )
     bounds = ", ".join(f"{bound / US_PER_S:g}" for bound in STEP_BUCKETS_US)
     rules = "".join(f"| `{rule.record}` | {rule.comment} |\n" for rule in recording_rules())
+    fires = "".join(
+        f"| [{alert.name}](runbook/{alert.name}.md) | {alert.severity}, after {alert.hold} | {alert.description} |\n"
+        for alert in alerts()
+    )
     return (
         f"{_HEADER}| Metric | Type | Labels | Meaning |\n|---|---|---|---|\n{rows}\n"
         "## Label values\n\n"
@@ -39,7 +44,9 @@ def metrics_page() -> str:
         f"Buckets of `loopopt_step_duration_seconds`: {bounds}.\n\n"
         "## Recording rules\n\n"
         "In `grafana/rules.yaml`. Traces are short and rare, so rates of traced time are taken over 30 minutes.\n\n"
-        f"| Series | Meaning |\n|---|---|\n{rules}"
+        f"| Series | Meaning |\n|---|---|\n{rules}\n"
+        "## Alerts\n\nIn `grafana/alerts.yaml`.\n\n"
+        f"| Alert | | Meaning |\n|---|---|---|\n{fires}"
     )
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from loopopt.export.dashboard import dashboard_file
+from loopopt.export.alerts import alerts_file
+from loopopt.export.boards import boards
 from loopopt.export.docs import metrics_page
+from loopopt.export.panels import board_file
 from loopopt.export.rules import rules_file
 
 
@@ -14,8 +16,9 @@ def generated_files() -> dict[str, str]:
     """Text of each generated file by its path from the repository's root."""
     return {
         "docs/metrics.md": metrics_page(),
-        "grafana/exposed-communication.json": dashboard_file(),
+        "grafana/alerts.yaml": alerts_file(),
         "grafana/rules.yaml": rules_file(),
+        **{f"grafana/dashboards/{board.name}.json": board_file(board) for board in boards()},
     }
 
 

@@ -65,9 +65,50 @@ class Queries:
         return f"{predicted} / ({self.metric('loopopt_current_step_seconds')} > 0) - 1"
 
     def payback_steps(self) -> str:
-        """Steps at the present gain that pay for all recompilations so far."""
+        """Steps at the present gain that pay for all recompilations so far; infinite without a gain."""
         gain = f"{self.metric('loopopt_baseline_step_seconds')} - {self.metric('loopopt_current_step_seconds')}"
-        return f"{self.metric('loopopt_recompile_seconds_total')} / ({gain} > 0)"
+        return f"{self.metric('loopopt_recompile_seconds_total')} / clamp_min({gain}, 0)"
+
+    def saved_seconds_per_second(self, window: str = "5m") -> str:
+        """Time of training saved per second at the present gain."""
+        gain = f"{self.metric('loopopt_baseline_step_seconds')} - {self.metric('loopopt_current_step_seconds')}"
+        steps = self.metric("loopopt_step_duration_seconds").replace("_seconds", "_seconds_count", 1)
+        return f"({gain}) * rate({steps}[{window}])"
+
+    def expected_gain(self) -> str:
+        """Share of the baseline's step time that should be saved, by the exposed communication in traces."""
+        predicted = self.metric("loopopt_predicted_step_seconds")
+        return f"1 - {predicted} / ({self.metric('loopopt_baseline_step_seconds')} > 0)"
+
+    def exposed_share_by_group(self) -> str:
+        """Exposed communication of each process group as a share of traced time."""
+        exposed = f"sum without (collective) ({self.rate('loopopt_exposed_communication_seconds_total')})"
+        sampled = self.rate("loopopt_sampled_seconds_total")
+        return f"{exposed} / ignoring (group) group_left () ({sampled} > 0)"
+
+    def share_of_rank(self, name: str, matchers: str = "") -> str:
+        """A traced time of each rank as a share of that rank's traced time."""
+        mine = f"rate({self.metric(name, matchers)}[{self.window}])"
+        sampled = f"rate({self.metric('loopopt_rank_sampled_seconds_total', matchers)}[{self.window}])"
+        return f"{mine} / ({sampled} > 0)"
+
+    def lateness(self, matchers: str = "") -> str:
+        """How much less each rank waits than the rank that waits most: near 0 in step, high for a late rank."""
+        waits = self.share_of_rank("loopopt_rank_skew_seconds_total")
+        mine = self.share_of_rank("loopopt_rank_skew_seconds_total", matchers)
+        return f"max by (job) ({waits}) - on (job) group_right () ({mine})"
+
+    def of_training_job(self, expr: str, keep: str = "", how: str = "sum") -> str:
+        """Values by instance, put together by the training job the instances serve."""
+        build = BY_NAME["loopopt_build_info"].name
+        chosen = f'{build}{{training_job=~"$job"}}'
+        by = f"training_job, {keep}" if keep else "training_job"
+        return f"{how} by ({by}) (({expr}) * on (job, instance) group_left (training_job) {chosen})"
+
+    def job_share(self, name: str) -> str:
+        """A traced time as a share of all traced time, by training job."""
+        mine = self.of_training_job(self._total(name))
+        return f"{mine} / ({self.of_training_job(self.rate('loopopt_sampled_seconds_total'))} > 0)"
 
     def agent_share(self, window: str = "5m") -> str:
         """Share of the training threads' time the agent takes."""

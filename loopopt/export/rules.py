@@ -49,6 +49,11 @@ def recording_rules() -> tuple[Rule, ...]:
             q.share_of_sampled("loopopt_compute_seconds_total"),
             "Share of step time in which ranks compute.",
         ),
+        Rule(
+            "instance:loopopt_skew:ratio_rate30m",
+            q.share_of_sampled("loopopt_skew_seconds_total"),
+            "Share of step time in which collectives wait for ranks that arrive later.",
+        ),
         Rule("instance:loopopt_overlap:ratio_rate30m", q.overlap(), "Share of communication that compute hides."),
         Rule(
             "instance:loopopt_realised_gain:ratio",
@@ -58,12 +63,12 @@ def recording_rules() -> tuple[Rule, ...]:
         Rule(
             "instance:loopopt_prediction_error:ratio",
             q.prediction_error(),
-            "How far the foretold step time is off; positive: the step is faster than foretold.",
+            "How far the expected step time is off; positive: the step is faster than expected.",
         ),
         Rule(
             "instance:loopopt_recompile_payback:steps",
             q.payback_steps(),
-            "Steps at the present gain that pay for all recompilations so far.",
+            "Steps at the present gain that pay for all recompilations so far; infinite without a gain.",
         ),
         Rule(
             "instance:loopopt_agent:ratio_rate5m",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -11,14 +12,18 @@ from pathlib import Path
 
 import pytest
 
+from loopopt.export.alerts import RUNBOOKS, alerts
+from loopopt.export.boards import boards
 from loopopt.export.catalogue import BY_NAME, CATALOGUE
-from loopopt.export.dashboard import dashboard, panels
 from loopopt.export.docs import metrics_page
 from loopopt.export.generate import generated_files, stale_files, write_files
+from loopopt.export.panels import Board, board_json
 from loopopt.export.rules import recording_rules, rules_file
 
 ROOT = Path(__file__).parents[3]
-QUERIES = [rule.expr for rule in recording_rules()] + [query for panel in panels() for query, _ in panel.queries]
+PANELS = [panel for board in boards() for panel in board.panels]
+MARKS = [mark.query for board in boards() for mark in board.marks]
+QUERIES = [rule.expr for rule in recording_rules()] + [query for panel in PANELS for query, _ in panel.queries] + MARKS
 
 
 def test_generated_files_are_current() -> None:
@@ -56,11 +61,12 @@ def test_queries_use_what_is_exported(query: str) -> None:
     names = re.findall(r"loopopt_\w+", query)
     assert names
     for name in names:
-        metric = BY_NAME[name.removesuffix("_bucket") if name not in BY_NAME else name]
+        metric = BY_NAME[name if name in BY_NAME else name.removesuffix("_bucket").removesuffix("_count")]
         rated = re.search(rf"rate\({name}(\{{[^}}]*\}})?\[", query) is not None
         if rated:
             assert metric.kind in ("counter", "histogram")
     known = {label for metric in CATALOGUE for label in metric.labels} | {"job", "instance"}
+    query = query.replace("group_left ()", "").replace("group_right ()", "")
     for inside in re.findall(r"\{([^}]*)\}", query):
         assert set(re.findall(r"(\w+)=~?", inside)) <= known
     for grouped in re.findall(r"(?:without|ignoring) \(([^)]*)\)", query):
@@ -69,13 +75,14 @@ def test_queries_use_what_is_exported(query: str) -> None:
         assert query.count(opening) == query.count(closing)
 
 
-def test_the_dashboard_is_laid_out_without_overlap() -> None:
-    """Panels have their own ids and places, stay within the grid, and every query has its selector."""
-    board = dashboard()
-    assert json.loads(json.dumps(board)) == board
-    placed = board["panels"]
-    assert len(placed) == len(panels())
-    assert len({panel["id"] for panel in placed}) == len(placed)
+@pytest.mark.parametrize("board", boards(), ids=lambda board: board.name)
+def test_a_board_is_laid_out_without_overlap(board: Board) -> None:
+    """Panels have their own ids and places, stay within the grid, and say what they show in which unit."""
+    written = board_json(board)
+    assert json.loads(json.dumps(written)) == written
+    placed = written["panels"]
+    assert len(placed) == len(board.panels)
+    assert len({panel["id"] for panel in placed}) == len({panel["title"] for panel in placed}) == len(placed)
     cells: set[tuple[int, int]] = set()
     for panel in placed:
         place = panel["gridPos"]
@@ -87,29 +94,77 @@ def test_the_dashboard_is_laid_out_without_overlap() -> None:
         }
         assert not cells & own
         cells |= own
-        assert panel["description"]
-        for target in panel["targets"]:
-            names = re.findall(r"loopopt_\w+", target["expr"])
-            assert target["expr"].count('{job=~"$job",instance=~"$instance"') == len(names)
+        assert panel["description"].endswith(".")
+        assert panel["fieldConfig"]["defaults"]["unit"]
+        assert panel["targets"]
 
 
-def test_every_metric_is_on_the_dashboard_or_left_out_knowingly() -> None:
-    """A new metric is shown, or listed here."""
-    left_out = {
-        "loopopt_build_info",  # feeds the dashboard's variables
-        "loopopt_sampled_steps_total",
-        "loopopt_trace_bytes_total",
-        "loopopt_trace_last_success_timestamp_seconds",
-        "loopopt_loop_phase",
-        "loopopt_messages_refused_total",
-        "loopopt_rank_exposed_communication_seconds_total",
-        "loopopt_rank_sampled_seconds_total",
-        "loopopt_rank_skew_seconds_total",
-        "loopopt_recompile_seconds_total",  # by the rule for the payback
+@pytest.mark.parametrize("board", boards(), ids=lambda board: board.name)
+def test_what_is_chosen_is_what_is_shown(board: Board) -> None:
+    """Every query is narrowed by the chosen job or its nodes, and uses only variables the board or Grafana has."""
+    names = {"datasource", "__rate_interval", *(variable.name for variable in board.variables)}
+    assert {"job", "window"} <= names
+    for query in [query for panel in board.panels for query, _ in panel.queries] + [mark.query for mark in board.marks]:
+        assert set(re.findall(r"\$(\w+)", query)) <= names
+        if board.name == "fleet":
+            assert 'training_job=~"$job"' in query
+        else:
+            metrics = re.findall(r"loopopt_\w+", query)
+            assert query.count('{instance=~"$instance"') == len(metrics)
+
+
+def test_addresses_of_the_boards_never_change() -> None:
+    """People's links and bookmarks carry these."""
+    assert {board.name: board.uid for board in boards()} == {
+        "fleet": "loopopt-fleet",
+        "job": "loopopt-job",
+        "loop": "loopopt-loop",
     }
-    shown = " ".join(query for panel in panels() for query, _ in panel.queries)
-    missing = {metric.name for metric in CATALOGUE if metric.name not in shown}
-    assert missing == left_out
+
+
+def test_every_metric_is_on_a_dashboard() -> None:
+    """A new metric is shown somewhere."""
+    shown = " ".join(query for panel in PANELS for query, _ in panel.queries)
+    assert {metric.name for metric in CATALOGUE if metric.name not in shown} == set()
+
+
+def test_every_alert_has_its_page_and_uses_series_that_exist() -> None:
+    """One page per alert and no other; names in the queries are metrics or recording rules."""
+    pages = {path.stem for path in (ROOT / RUNBOOKS).glob("*.md")}
+    assert pages == {alert.name for alert in alerts()}
+    recorded = {rule.record for rule in recording_rules()}
+    for alert in alerts():
+        page = (ROOT / RUNBOOKS / f"{alert.name}.md").read_text()
+        assert page.startswith(f"# {alert.name}\n")
+        assert "**Do.**" in page or "what to do" in page
+        rules = set(re.findall(r"instance[\w]*:[\w:]+", alert.expr))
+        assert rules <= recorded
+        assert set(re.findall(r"(?<![:\w])loopopt_\w+", alert.expr)) <= set(BY_NAME)
+
+
+def test_alerts_fire_and_stay_silent() -> None:
+    """Each alert is seen firing with all it says, and silent where all is well or the trouble is short."""
+    yaml = pytest.importorskip("yaml")
+    path = ROOT / "grafana" / "tests" / "alerts.test.yaml"
+    silent, firing = (part["alert_rule_test"] for part in yaml.safe_load(path.read_text())["tests"])
+    names = {alert.name for alert in alerts()}
+    assert {case["alertname"] for case in silent if not case["exp_alerts"]} == names
+    assert {case["alertname"] for case in firing if case["exp_alerts"]} == names
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not on PATH (it comes with Prometheus)")
+    done = subprocess.run([promtool, "test", "rules", str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_provisioning_files_are_as_grafana_reads_them() -> None:
+    """A provider of dashboards and a data source."""
+    yaml = pytest.importorskip("yaml")
+    folder = ROOT / "grafana" / "provisioning"
+    (provider,) = yaml.safe_load((folder / "dashboards" / "loopopt.yaml").read_text())["providers"]
+    assert (provider["type"], provider["options"]["path"]) == ("file", "/etc/grafana/dashboards/loopopt")
+    (source,) = yaml.safe_load((folder / "datasources" / "prometheus.yaml").read_text())["datasources"]
+    assert source["type"] == "prometheus"
 
 
 COMMUNICATION = "loopopt_communication_seconds_total"
@@ -130,6 +185,7 @@ RULES_INPUT = {
     'loopopt_current_step_seconds{instance="slower"}': "0.5x60",
     'loopopt_recompile_seconds_total{instance="a"}': "20x60",
     'loopopt_recompile_seconds_total{instance="slower"}': "20x60",
+    'loopopt_skew_seconds_total{instance="a"}': "0+0.5x60",
     'loopopt_agent_seconds_total{instance="a"}': "0+0.12x60",
     'loopopt_registered_ranks{instance="a",state="live"}': "2x60",
     'loopopt_registered_ranks{instance="a",state="lost"}': "1x60",
@@ -142,10 +198,11 @@ RULES_EXPECTED = {
     },
     "instance:loopopt_communication:ratio_rate30m": {'instance="a"': 0.5},
     "instance:loopopt_compute:ratio_rate30m": {'instance="a"': 0.6},
+    "instance:loopopt_skew:ratio_rate30m": {'instance="a"': 0.05},
     "instance:loopopt_overlap:ratio_rate30m": {'instance="a"': 0.5},
     "instance:loopopt_realised_gain:ratio": {'instance="a"': 0.25, 'instance="slower"': -0.25},
     "instance:loopopt_prediction_error:ratio": {'instance="a"': 0.1},
-    "instance:loopopt_recompile_payback:steps": {'instance="a"': 200.0},
+    "instance:loopopt_recompile_payback:steps": {'instance="a"': 200.0, 'instance="slower"': math.inf},
     "instance:loopopt_agent:ratio_rate5m": {'instance="a"': 0.001},
 }
 
@@ -163,7 +220,8 @@ def test_rules_give_the_right_ratios(tmp_path: Path) -> None:
         # Rounded inside the query: the comparison is exact and the rates are not.
         text += f"      - expr: 'round({record}, 0.0001)'\n        eval_time: 45m\n        exp_samples:\n"
         text += "".join(
-            f"          - {{labels: '{{{labels}}}', value: {value}}}\n" for labels, value in expected.items()
+            f"          - {{labels: '{{{labels}}}', value: {'.inf' if value == math.inf else value}}}\n"
+            for labels, value in expected.items()
         )
     (tmp_path / "rules.yaml").write_text(rules_file())
     (tmp_path / "test.yaml").write_text(text)
@@ -175,4 +233,11 @@ def test_rules_give_the_right_ratios(tmp_path: Path) -> None:
 
 def test_the_files_are_where_people_look() -> None:
     """The generated files' paths are part of what is shipped."""
-    assert set(generated_files()) == {"docs/metrics.md", "grafana/exposed-communication.json", "grafana/rules.yaml"}
+    assert set(generated_files()) == {
+        "docs/metrics.md",
+        "grafana/alerts.yaml",
+        "grafana/rules.yaml",
+        "grafana/dashboards/fleet.json",
+        "grafana/dashboards/job.json",
+        "grafana/dashboards/loop.json",
+    }
