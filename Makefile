@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format docs bench-loop bench-parse clean
+.PHONY: help setup demo test lint format docs bench-loop bench-parse bench-plan clean
 
 help:  ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -53,6 +53,9 @@ $(HTA)/.installed:
 
 bench-parse: $(STAMP) $(HTA)/.installed  ## reading and measuring traces next to HolisticTraceAnalysis (10 minutes)
 	$(BIN)/python -m tests.bench.parse --hta-python $(HTA)/bin/python $(ARGS)
+
+bench-plan: $(STAMP)  ## what planning costs on large made-up graphs (a minute)
+	$(BIN)/python -m tests.bench.plan $(ARGS)
 
 clean:  ## remove the virtual environment and what the tools left
 	rm -rf $(VENV) $(HTA) build dist demo-out *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
