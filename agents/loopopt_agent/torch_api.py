@@ -492,6 +492,42 @@ def bucket_key(node: Any) -> str:
     return f"{bucketing.get_collective_type(node)}|{key}"
 
 
+def merge_bucket(graph: Any, starts: Sequence[Any]) -> list[Any]:
+    """Merge collectives into one by torch's own function for their kind; the nodes that took their place, in order.
+
+    Raises:
+        UnsupportedError: torch has none for this kind.
+    """
+    bucketing = importlib.import_module("torch._inductor.fx_passes.bucketing")
+    if bucketing.is_all_gather_into_tensor(starts[0]):
+        merge = bucketing.merge_all_gather_bucket
+    elif bucketing.is_reduce_scatter_tensor(starts[0]):
+        merge = bucketing.merge_reduce_scatter_bucket
+    elif bucketing.is_all_reduce_tensor(starts[0]):
+        merge = bucketing.merge_all_reduce_bucket
+    else:
+        raise UnsupportedError(f"torch {torch.__version__} cannot merge {starts[0].target}")
+    members = list(starts)
+    after = members[-1].next
+    gone = {*members, *(next(iter(m.users)) for m in members)}
+    while after in gone:
+        after = after.next
+    new, _ = merge(graph, members, insert_before=after)
+    return list(new)
+
+
+def add_ordering(graph: Any, pins: dict[Any, list[Any]]) -> None:
+    """Make nodes depend on others that no data comes from, in a way that Inductor's scheduler keeps.
+
+    Args:
+        graph: FX graph in its final order.
+        pins: node -> nodes before it.
+    """
+    control = importlib.import_module("torch._inductor.fx_passes.control_dependencies")
+    ordered_set = importlib.import_module("torch.utils._ordered_set").OrderedSet
+    control.preserve_node_ordering(graph, {node: ordered_set(before) for node, before in pins.items()})
+
+
 # ---------------------------------------------------------------- distributed
 
 

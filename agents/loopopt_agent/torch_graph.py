@@ -29,7 +29,7 @@ def read_graph(graph_module: Any, kind: str = "inference") -> Graph:
     index = {n: i for i, n in enumerate(fx_nodes)}
     output = next(n for n in graph_module.graph.nodes if n.op == "output")
     kept = set(output.all_input_nodes)
-    effects = _Effects()
+    effects = Effects()
     groups: dict[str, str] = {}
     nodes: list[Node] = []
     lines: list[str] = []
@@ -93,8 +93,8 @@ def _line(i: int, fx: Any, node: Node, groups: dict[str, str]) -> str:
     return line
 
 
-class _Effects:
-    """Who must come before whom although no data flows between them."""
+class Effects:
+    """Who must come before whom although no data flows between them: feed it the nodes in the graph's order."""
 
     def __init__(self) -> None:
         self._root: dict[Any, Any] = {}
