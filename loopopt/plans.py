@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from loopopt.errors import WireError
+from loopopt.graphs import Schedule
 from loopopt.timing import TimingTable, canonical_json
 
 
@@ -47,27 +48,34 @@ class Plan:
         label: short human name ("as it was", "schedule + bucket").
         knobs: scheduler settings.
         table: measured durations; None schedules with torch's own estimates.
+        schedules: our own, one for each graph they name: they take the scheduler's place there.
     """
 
     label: str
     knobs: Knobs
     table: TimingTable | None = field(default=None)
+    schedules: tuple[Schedule, ...] = ()
 
     @property
     def plan_id(self) -> str:
         """12 hex digits over knobs and table digest ("as-it-was" for the baseline); the label does not count."""
         if not self.knobs.scheduling:
             return "as-it-was"
-        content = {"knobs": asdict(self.knobs), "table": self.table.digest if self.table else None}
+        content: dict[str, Any] = {"knobs": asdict(self.knobs), "table": self.table.digest if self.table else None}
+        if self.schedules:
+            content["schedules"] = [s.to_json() for s in self.schedules]
         return hashlib.sha256(canonical_json(content)).hexdigest()[:12]
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; `from_json` is the inverse."""
-        return {
+        content: dict[str, Any] = {
             "label": self.label,
             "knobs": asdict(self.knobs),
             "table": self.table.to_json() if self.table else None,
         }
+        if self.schedules:
+            content["schedules"] = [s.to_json() for s in self.schedules]
+        return content
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Plan:
@@ -82,6 +90,7 @@ class Plan:
                 label=str(data["label"]),
                 knobs=Knobs(**data["knobs"]),
                 table=TimingTable.from_json(table) if table is not None else None,
+                schedules=tuple(Schedule.from_json(s) for s in data.get("schedules", ())),
             )
         except (KeyError, TypeError, AttributeError) as err:
             raise WireError(f"plan: not of the expected form ({err!r})") from err

@@ -226,10 +226,8 @@ class Agent:
         outcome, reason = "applied", ""
         if session.infeasible:
             outcome, reason = "infeasible", session.infeasible
-        elif session.graphs == 0:
-            outcome, reason = "unused", "no graph with collectives was compiled in the step after the switch"
-        elif estimator is not None and estimator.calls == 0:
-            outcome, reason = "unused", "the scheduler never asked for a measured duration"
+        elif session.why_unused:
+            outcome, reason = "unused", session.why_unused
         self._send_result(
             session.plan.plan_id,
             step,

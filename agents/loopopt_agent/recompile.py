@@ -23,6 +23,7 @@ from loopopt_agent.agreement import Board
 from loopopt_agent.estimator import TableEstimator
 from loopopt_agent.faults import Faults
 from loopopt_agent.torch_graph import read_graph
+from loopopt_agent.torch_rewrite import write_schedule
 
 SCHEDULING_LIMIT_S = 120.0
 """One graph's scheduling pass may take this long; longer is infeasible, not fatal."""
@@ -48,6 +49,7 @@ class PlanSession:
         estimator: counts how often the scheduler asked.
         read: the graphs compiled under it as the planner sees them, by signature (rank 0 only).
         unread: why one could not be read; empty while all could.
+        rewritten: graphs that one of the plan's own schedules was written to.
     """
 
     def __init__(self, plan: Plan, epoch: int, board: Board, faults: Faults) -> None:
@@ -58,6 +60,8 @@ class PlanSession:
         self.settled = False
         self.read: dict[str, Graph] = {}
         self.unread = ""
+        self.rewritten = 0
+        self._schedules = {s.signature: s for s in plan.schedules}
         self.estimator = TableEstimator(plan.table) if plan.table is not None else None
         self._board = board
         self._faults = faults
@@ -70,6 +74,17 @@ class PlanSession:
     def order_digest(self) -> str:
         """Hash over the collective orders of all graphs so far."""
         return hashlib.sha256("\n".join(self._orders).encode()).hexdigest()[:16] if self._orders else ""
+
+    @property
+    def why_unused(self) -> str:
+        """Empty if the plan has really been used on this rank, else why not."""
+        if self.graphs == 0:
+            return "no graph with collectives was compiled in the step after the switch"
+        if self.plan.schedules:
+            return "" if self.rewritten else "none of the graphs compiled is one that the plan has a schedule for"
+        if self.estimator is not None and self.estimator.calls == 0:
+            return "the scheduler never asked for a measured duration"
+        return ""
 
     def compile(self, original: Any, gm: Any, example_inputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         """Compile one graph, under the plan if all ranks agree on the outcome."""
@@ -87,7 +102,7 @@ class PlanSession:
         try:
             self._faults.hit("compile")
             with (
-                torch_api.scheduling(HOST_GB_PER_S, SCHEDULING_LIMIT_S, self._read(kwargs)),
+                torch_api.scheduling(HOST_GB_PER_S, SCHEDULING_LIMIT_S, self._own_pass(kwargs)),
                 torch_api.inductor_settings(self._settings),
             ):
                 compiled = original(gm, example_inputs, *args, **kwargs)
@@ -109,19 +124,32 @@ class PlanSession:
         undo()
         return original(untouched, example_inputs, *args, **kwargs)
 
-    def _read(self, kwargs: dict[str, Any]) -> Callable[[Any], None]:
+    def _own_pass(self, kwargs: dict[str, Any]) -> Callable[[Any], bool]:
+        """Reads a graph for the planner; if the plan has a schedule for it, writes that: then it returns True."""
         kind = "backward" if kwargs.get("is_backward") else "inference" if kwargs.get("is_inference") else "forward"
 
-        def read(gm: Any) -> None:
-            if self._board.rank != 0:
-                return
-            try:
-                graph = read_graph(gm, kind)
-                self.read[graph.signature] = graph
-            except Exception as err:  # noqa: BLE001  (the plan does not need it: it is for the planner's what-ifs)
-                self.unread = f"{type(err).__name__}: {err}"
+        def own_pass(gm: Any) -> bool:
+            if not self._schedules:
+                if self._board.rank == 0:
+                    self._read(gm, kind)
+                return False
+            graph = read_graph(gm, kind)
+            self.read[graph.signature] = graph
+            schedule = self._schedules.get(graph.signature)
+            if schedule is None:
+                return False
+            write_schedule(gm, graph, schedule)
+            self.rewritten += 1
+            return True
 
-        return read
+        return own_pass
+
+    def _read(self, gm: Any, kind: str) -> None:
+        try:
+            graph = read_graph(gm, kind)
+            self.read[graph.signature] = graph
+        except Exception as err:  # noqa: BLE001  (the plan does not need it: it is for the planner's what-ifs)
+            self.unread = f"{type(err).__name__}: {err}"
 
     def _is_known(self, verdict: str, order: tuple[torch_api.CollectiveCall, ...]) -> bool:
         """A graph that only some ranks had to compile again (shapes that differ by rank).

@@ -244,7 +244,7 @@ def install_compile_guard(guard: Callable[..., Any]) -> Callable[[], None]:
 
 
 @contextlib.contextmanager
-def scheduling(host_gb_per_s: float, limit_s: float, observe: Callable[[Any], None]) -> Iterator[None]:
+def scheduling(host_gb_per_s: float, limit_s: float, own_pass: Callable[[Any], bool]) -> Iterator[None]:
     """Conditions under which the overlap scheduler runs for us, for the length of one compile.
 
     - Its alignment step is skipped. It would overwrite our numbers from an on-disk cache, and it gathers over
@@ -253,7 +253,7 @@ def scheduling(host_gb_per_s: float, limit_s: float, observe: Callable[[Any], No
     - Without triton (CPU-only builds) its memory bandwidth query dies: a fixed host figure, the same on all
       ranks, takes its place.
     - It may not run for ever: after `limit_s` seconds `SchedulingTimeout` is raised inside it.
-    - `observe` sees each graph before it.
+    - `own_pass` sees each graph before it, and may take its place: then it returns True.
     """
     overlap = importlib.import_module(_OVERLAP)
     inductor_utils = importlib.import_module("torch._inductor.utils")
@@ -270,8 +270,7 @@ def scheduling(host_gb_per_s: float, limit_s: float, observe: Callable[[Any], No
 
     def limited(gm: Any) -> Any:
         with time_limit(limit_s):
-            observe(gm)
-            return run_pass(gm)
+            return gm if own_pass(gm) else run_pass(gm)
 
     replace(overlap, "schedule_overlap_bucketing_from_inductor_configs", limited)
     replace(overlap.OverlapScheduler, align, lambda self: None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,8 @@ from jobs import PLAN, losses, start
 from scripted_daemon import ScriptedDaemon
 
 from loopopt import wire
+from loopopt.graphs import START, WAIT, Graph, Schedule, lawful
+from loopopt.plans import Plan
 
 pytestmark = [pytest.mark.torch, pytest.mark.processes]
 
@@ -52,6 +55,50 @@ def test_a_plan_on_another_kind_of_job(tmp_path: Path, job_dir: Path, kind: str,
     daemon.send(wire.Apply(PLAN.to_json()))
     results = daemon.wait(wire.PlanResult, ranks)
     assert {r.outcome for r in results} == {outcome}, results
+    assert len({r.order_digest for r in results}) == 1
+    code, steps, err = job.finish()
+    assert code == 0, err
+    assert losses(steps) == losses(plain)
+
+
+def early(graph: Graph) -> Schedule:
+    """Every collective as early, every wait as late as can be; what can be merged in pairs is."""
+    wish = sorted(range(len(graph.nodes)), key=lambda i: ({START: 0, WAIT: 2}.get(graph.nodes[i].role, 1), i))
+    keys: dict[str, list[int]] = {}
+    for i in graph.starts():
+        collective = graph.nodes[i].collective
+        if collective is not None and collective.bucket_key:
+            keys.setdefault(collective.bucket_key, []).append(i)
+    buckets: list[tuple[int, int]] = []
+    for members in keys.values():
+        for pair in zip(members[::2], members[1::2], strict=False):
+            if lawful(graph, wish, [*buckets, pair]) is not None:
+                buckets.append(pair)
+    found = lawful(graph, wish, buckets)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(("kind", "ranks"), [("hybrid", 4)])
+def test_our_own_schedule_on_a_real_job(tmp_path: Path, job_dir: Path, kind: str, ranks: int) -> None:
+    """Schedules for the graphs of the first plan's compile, written back on all ranks: used, and the same losses."""
+    code, plain, err = start(
+        tmp_path, None, "--steps", "40", "--pause", "0", script=(SCRIPT, kind), ranks=ranks
+    ).finish()
+    assert code == 0, err
+    daemon = ScriptedDaemon(job_dir)
+    job = start(tmp_path, job_dir, "--steps", "40", "--pause", "0.7", script=(SCRIPT, kind), ranks=ranks)
+    daemon.wait(wire.Hello, ranks)
+    daemon.send(wire.Apply(PLAN.to_json()))
+    assert {r.outcome for r in daemon.wait(wire.PlanResult, ranks)} == {"applied"}
+    graphs = [Graph.from_json(json.loads(p.read_text())) for p in (job_dir / wire.GRAPH_DIR_NAME).glob("*.json")]
+    assert graphs
+    schedules = [early(graph) for graph in graphs]
+    assert any(list(s.order) != sorted(s.order) for s in schedules)
+    assert any(s.buckets for s in schedules)
+    daemon.send(wire.Apply(Plan("own", PLAN.knobs, PLAN.table, tuple(schedules)).to_json()))
+    results = daemon.wait(wire.PlanResult, ranks)
+    assert {r.outcome for r in results} == {"applied"}, results
     assert len({r.order_digest for r in results}) == 1
     code, steps, err = job.finish()
     assert code == 0, err

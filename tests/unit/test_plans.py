@@ -8,6 +8,7 @@ import json
 import pytest
 
 from loopopt.errors import WireError
+from loopopt.graphs import Schedule
 from loopopt.plans import BASELINE, Knobs, Plan
 from loopopt.timing import Duration, TimingTable
 
@@ -53,3 +54,10 @@ def test_a_malformed_plan_is_refused(broken: dict[str, object]) -> None:
     """An agent of another release must not guess what a knob means."""
     with pytest.raises(WireError, match="plan"):
         Plan.from_json(broken)
+
+
+def test_schedules_are_part_of_a_plan() -> None:
+    plan = Plan("own", Knobs(scheduling=True), None, (Schedule("s1", (0, 2, 1), ((0, 2),)),))
+    assert Plan.from_json(plan.to_json()) == plan
+    assert plan.plan_id != Plan("own", Knobs(scheduling=True), None).plan_id
+    assert "schedules" not in Plan("own", Knobs(scheduling=True), None).to_json()
