@@ -8,6 +8,7 @@
     +-- DaemonError       6      no daemon, or the daemon cannot do what was asked
     +-- JobError          7      the job cannot be found, attached to or started
     +-- UnsupportedError  8      this PyTorch or platform lacks what is needed
+    +-- BusyError        11      another process is doing the same; nothing was done
 
 Two more exit codes come with results and without an error: `EXIT_PARTIAL` and `EXIT_LOW_COVERAGE`.
 
@@ -17,7 +18,7 @@ The command line catches `LoopoptError` in one place (`loopopt.cli.main`) and pr
 from __future__ import annotations
 
 EXIT_PARTIAL = 9
-"""`loopopt analyze`, `diff`: done, but some trace files could not be used; they are named."""
+"""`loopopt analyze`, `diff`: done, but some trace files could not be used; `refresh`: some jobs; they are named."""
 
 EXIT_LOW_COVERAGE = 10
 """`loopopt analyze --coverage strict`: done, but too little of the time has a measured duration."""
@@ -82,3 +83,9 @@ class UnsupportedError(LoopoptError):
     """This version of PyTorch, or this platform, lacks something that is needed."""
 
     exit_code = 8
+
+
+class BusyError(LoopoptError):
+    """Another process is doing the same at this moment; nothing was done."""
+
+    exit_code = 11

@@ -16,6 +16,7 @@ COMMANDS = {
     "attach": "loopopt.cli.attach:attach",
     "detach": "loopopt.cli.detach:detach",
     "status": "loopopt.cli.status:status",
+    "refresh": "loopopt.cli.refresh:refresh",
     "analyze": "loopopt.cli.analyze:analyze",
     "diff": "loopopt.cli.diff:diff",
     "merge": "loopopt.cli.merge:merge",

@@ -371,6 +371,7 @@ class Daemon:
             return
         live = sorted(n for n, r in self.registry.ranks.items() if r.live)
         observe = self.registry.why_observe()
+        self.memory.fingerprint(self.registry.fingerprint)
         self.carry_out(self.loop.on_ranks(live, leader.plan_id, observe, now, self.registry.identity))
 
     # ------------------------------------------------------------ the command line
@@ -415,6 +416,9 @@ class Daemon:
             return {"ok": True, "skipped": f"this node follows {follows}, whose daemon decides: refresh it there"}
         if self.loop.phase in ("waiting", "released"):
             return {"ok": True, "skipped": self.loop.reason or "the ranks of the job are not all there"}
+        disarmed = next((r.disarmed for r in self.registry.ranks.values() if r.disarmed), "")
+        if disarmed:
+            return {"ok": True, "skipped": f"a rank has disarmed itself and cannot be traced: {disarmed}"}
         under_way = not self.loop.settled and self.loop.phase != "observing"
         answer = {"ok": True, "after_round": self.loop.round - under_way, "after_s": self._last_success_s or 0.0}
         self.carry_out(self.loop.on_refresh(time.time()))

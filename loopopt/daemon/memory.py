@@ -61,6 +61,10 @@ class Memory:
         """Keep the loop's state."""
         self._try(lambda store: store.set_state("loop", state))
 
+    def fingerprint(self, found: dict[str, str]) -> None:
+        """Keep what the job's durations belong to: a table rebuilt from its traces needs it."""
+        self._try(lambda store: store.set_state("fingerprint", found))
+
     def window(self, row: WindowRow) -> None:
         """Keep a measured window."""
         self._try(lambda store: store.add_window(row))

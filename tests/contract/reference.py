@@ -16,7 +16,10 @@ from loopopt.config import LoopConfig
 from loopopt.errors import EXIT_LOW_COVERAGE, EXIT_PARTIAL, LoopoptError
 
 RESULTS_BUT = (
-    (EXIT_PARTIAL, "`analyze`, `diff`: results, but some trace files could not be used (they are named)."),
+    (
+        EXIT_PARTIAL,
+        "`analyze`, `diff`: results, but some trace files could not be used (they are named); `refresh`: not all jobs.",
+    ),
     (EXIT_LOW_COVERAGE, "`analyze --coverage strict`: results, but too little of the time has a measured duration."),
     (130, "Interrupted with Ctrl-C."),
 )
