@@ -23,20 +23,25 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from loopopt.analysis import RunAnalysis, TraceFile
 from loopopt.errors import LoopoptError, UnsupportedError, UsageError
 from loopopt.measure import naming
-from loopopt.measure.activity import find_activity
+from loopopt.measure.activity import find_activity, rows_named
 from loopopt.measure.intervals import join
 from loopopt.offline.events import PIECE, envelope, pieces
 from loopopt.parse import parse_trace
 from loopopt.parse.reading import open_text
-from loopopt.traces import Category, RankTrace
+from loopopt.traces import NO_ID, Category, RankTrace
 
 _ENDINGS = {b"\x1f\x8b": ".json.gz", b"\x28\xb5": ""}
 _RANK = re.compile(rb'"rank":\s+(\d+)')
 _ENCODER = msgspec.json.Encoder()
+# How HTA 0.5.0 sorts kernels and finds steps.
+_HTA_COMMUNICATION = re.compile(r"nccl.*Kernel")
+_HTA_NOTHING = re.compile(r".*(Memcpy|Sync)|Memset")
+_HTA_STEP = re.compile(r"ProfilerStep\s*#\s*\d+")
 
 _HTA_SCRIPT = """
 import json, sys
@@ -280,16 +285,39 @@ def reasons_of(trace: RankTrace) -> tuple[str, ...]:
     device = (trace.category == Category.KERNEL) | (trace.category == Category.MEMCPY)
     if bool((trace.start_ns[device] % 1000 != 0).any() or (trace.duration_ns[device] % 1000 != 0).any()):
         reasons.append("HTA rounds times to whole microseconds: starts up, ends down")
-    steps = [name for name in trace.names if name.startswith("ProfilerStep#")]
-    if len(steps) > 1:
-        reasons.append("HTA leaves the last profiler step out, and kernels whose launch it does not see")
+    in_last, unseen = _left_out(trace)
+    if in_last:
+        reasons.append(f"HTA leaves the last profiler step out: {in_last} kernels and copies")
+    if unseen:
+        reasons.append(f"HTA leaves out what has no launch in the trace: {unseen} kernels and copies")
     kernels = {trace.names[i] for i in set(trace.name[trace.category == Category.KERNEL].tolist())}
-    others = sorted(
-        name for name in kernels if naming.COMMUNICATION_KERNEL.search(name) and not name.startswith("nccl")
-    )
+    others = sorted(n for n in kernels if naming.COMMUNICATION_KERNEL.search(n) and not _HTA_COMMUNICATION.match(n))
     if others:
-        reasons.append(f"HTA counts communication kernels as compute that do not begin with nccl: {others[0][:60]}")
+        reasons.append(f"HTA takes for communication only nccl*Kernel*, and not {_short(others[0])}")
+    nothing = sorted(n for n in kernels if _HTA_NOTHING.match(n) and not naming.COMMUNICATION_KERNEL.search(n))
+    if nothing:
+        reasons.append(f"HTA takes kernels with Sync or Memcpy in the name for no compute: {_short(nothing[0])}")
     return tuple(reasons)
+
+
+def _short(kernel: str) -> str:
+    return re.split(r"[(<]", kernel, maxsplit=1)[0][:60]
+
+
+def _left_out(trace: RankTrace) -> tuple[int, int]:
+    """Kernels and copies that HTA drops: (launched in the last step or later, without a launch in the trace).
+
+    It drops none where it sees fewer than two steps.
+    """
+    marks = rows_named(trace, _HTA_STEP.match, Category.ANNOTATION, Category.OPERATOR)
+    if len(set(trace.name[marks].tolist())) < 2:
+        return 0, 0
+    last_ns = trace.start_ns[marks].max()
+    host = (trace.category == Category.RUNTIME) & (trace.correlation != NO_ID)
+    device = np.isin(trace.category, (Category.KERNEL, Category.MEMCPY, Category.MEMSET))
+    launched = np.isin(trace.correlation, trace.correlation[host]) & device
+    kept = np.isin(trace.correlation, trace.correlation[host & (trace.start_ns < last_ns)]) & launched
+    return int((launched & ~kept).sum()), int((device & ~launched).sum())
 
 
 def run_hta(folder: str, python: str, timeout_s: float = 3600.0) -> dict[int, DeviceTime]:
