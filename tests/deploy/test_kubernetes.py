@@ -190,8 +190,9 @@ def test_nightly_refresh_asks_every_running_job(tmp_path: Path) -> None:
     assert asked == [f"exec pod/{n}-0 --container loopopt -- loopopt refresh --all" for n in "ab"]
     (cronjob,) = [d for d in written()["base/refresh.yaml"] if d["kind"] == "CronJob"]
     assert cronjob["spec"]["concurrencyPolicy"] == "Forbid"
-    if cli.get_command(None, "refresh") is None:  # type: ignore[arg-type]
-        pytest.skip("this version has no `loopopt refresh`")
+    command = cli.get_command(None, "refresh")  # type: ignore[arg-type]
+    assert command is not None
+    assert "--all" in {o for p in command.params for o in p.opts}
 
 
 def test_nothing_else_lies_in_the_folder() -> None:

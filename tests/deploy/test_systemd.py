@@ -80,11 +80,15 @@ def test_the_unit_starts_a_command_that_there_is(unit: str) -> None:
     program, name, *arguments = _commands(unit)
     assert program == INSTALLED
     command = cli.get_command(None, name)  # type: ignore[arg-type]
-    if command is None and name == "refresh":
-        pytest.skip("this version has no `loopopt refresh`")
     assert command is not None
     options = {o for p in command.params for o in p.opts}
     assert {a for a in arguments if a.startswith("--")} <= options
+
+
+@pytest.mark.parametrize("unit", SERVICES)
+def test_the_end_of_the_unit_leaves_the_job_alone(unit: str) -> None:
+    """They share a user: RemoveIPC would take the ranks' and data loaders' shared memory away."""
+    assert re.findall(r"^RemoveIPC=(.*)$", (UNITS / unit).read_text(), re.MULTILINE) == ["no"]
 
 
 def test_daemon_and_refresh_share_user_and_home() -> None:
