@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 pytest.importorskip("torch")
 
 from jobs import SCRIPT
-from two_hosts import Host, TwoHosts, steps_of, why_not
+from two_hosts import METRICS_PORT, Host, TwoHosts, steps_of, why_not
 
 from loopopt import ctl
 from loopopt.errors import DaemonError
@@ -34,6 +35,8 @@ QUICK = (
     "window_timeout_s=8",
     "sampling_interval_s=2",
     "sampling_duty=0.5",
+    "metrics_host=0.0.0.0",
+    f"metrics_port={METRICS_PORT}",
 )
 
 
@@ -132,6 +135,11 @@ def test_one_decision_on_two_hosts_and_what_is_survived(job: Job) -> None:
         assert page["loopopt_sampled_steps_total"] >= 2
     assert sum(page["loopopt_skew_seconds_total"] for page in pages) > 0
     assert pages[1]["loopopt_recompiles_total"] == 0, "counted by the node that decides"
+
+    if shutil.which("prometheus"):
+        job.pair.prometheus(job.folder)
+        assert job.pair.asked("count by (training_job) (loopopt_build_info)", lambda found: found == {"both": 2.0})
+        assert job.pair.asked('sum(loopopt_registered_ranks{state="live"})', lambda found: found == {"": 2.0})
 
     job.kill_daemon(second)
     job.trains_on()

@@ -7,11 +7,16 @@ import os
 import shutil
 import subprocess
 import sys
+import time
+import urllib.parse
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from loopopt import wire
 
+METRICS_PORT = 9400
+PROMETHEUS_PORT = 9090
 RATE = ("rate", "1500mbit", "burst", "1mb", "latency", "200ms")
 
 
@@ -66,14 +71,17 @@ class Host:
                 self.wrapped(command), env=self.environment(), stdout=subprocess.DEVNULL, stderr=said, text=True
             )
 
+    def fetched(self, port: int, path: str) -> str:
+        """A page of this host's loopback; empty if there is none."""
+        code = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=10).read().decode())"
+        command = self.wrapped([sys.executable, "-c", code, f"http://127.0.0.1:{port}{path}"])
+        return subprocess.run(command, capture_output=True, text=True).stdout
+
     def metrics(self, port: int) -> dict[str, float]:
         """What a scrape on this host's loopback gives."""
-        code = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=10).read().decode())"
-        url = f"http://127.0.0.1:{port}/metrics"
-        page = subprocess.run(
-            self.wrapped([sys.executable, "-c", code, url]), capture_output=True, text=True, check=True
-        )
-        lines = [line for line in page.stdout.splitlines() if line and not line.startswith("#")]
+        page = self.fetched(port, "/metrics")
+        assert page, "no metrics are served"
+        lines = [line for line in page.splitlines() if line and not line.startswith("#")]
         return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines}
 
 
@@ -132,6 +140,27 @@ class TwoHosts:
             host.start([*command, "--node-rank", str(host.number), *script], folder / f"torchrun{host.number}.err")
             for host in self.hosts
         ]
+
+    def prometheus(self, folder: Path) -> None:
+        """One for both, on the first host; it ends with the hosts."""
+        targets = [f"{host.address}:{METRICS_PORT}" for host in self.hosts]
+        scrape = {"job_name": "loopopt", "scrape_interval": "1s", "static_configs": [{"targets": targets}]}
+        settings = folder / "prometheus.yml"
+        settings.write_text(json.dumps({"scrape_configs": [scrape]}))
+        command = ["prometheus", f"--config.file={settings}", f"--storage.tsdb.path={folder / 'tsdb'}"]
+        command.append(f"--web.listen-address=127.0.0.1:{PROMETHEUS_PORT}")
+        self.hosts[0].start(command, folder / "prometheus.err")
+
+    def asked(self, query: str, wanted: Callable[[dict[str, float]], bool], limit_s: float = 60.0) -> bool:
+        """Whether Prometheus comes to a wanted answer: values by the job's name (empty without one)."""
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline:
+            page = self.hosts[0].fetched(PROMETHEUS_PORT, f"/api/v1/query?query={urllib.parse.quote(query)}")
+            found = json.loads(page)["data"]["result"] if page else []
+            if wanted({one["metric"].get("training_job", ""): float(one["value"][1]) for one in found}):
+                return True
+            time.sleep(0.5)
+        return False
 
     def cut(self, is_cut: bool) -> None:
         """Pull the cable, or put it back."""
