@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from loopopt.errors import WireError
 
@@ -183,6 +183,33 @@ def units_of(graph: Graph, buckets: Sequence[Sequence[int]]) -> list[int]:
     return unit
 
 
+class Contracted(NamedTuple):
+    """The graph of units.
+
+    Attributes:
+        unit: node -> its unit, as `units_of` gives it.
+        users: unit -> units that need it, once for each dependency.
+        missing: unit -> number of dependencies on other units.
+    """
+
+    unit: list[int]
+    users: dict[int, list[int]]
+    missing: dict[int, int]
+
+
+def contract(graph: Graph, buckets: Sequence[Sequence[int]]) -> Contracted:
+    """The graph with each bucket's starts, and its waits, drawn together."""
+    unit = units_of(graph, buckets)
+    users: dict[int, list[int]] = {u: [] for u in unit}
+    missing = dict.fromkeys(unit, 0)
+    for i, node in enumerate(graph.nodes):
+        for j in node.inputs:
+            if unit[j] != unit[i]:
+                users[unit[j]].append(unit[i])
+                missing[unit[i]] += 1
+    return Contracted(unit, users, missing)
+
+
 def lawful(graph: Graph, wish: Sequence[int], buckets: Sequence[Sequence[int]]) -> Schedule | None:
     """The order nearest to a wish that respects all dependencies and keeps buckets together.
 
@@ -195,20 +222,12 @@ def lawful(graph: Graph, wish: Sequence[int], buckets: Sequence[Sequence[int]]) 
         None if the buckets contradict the dependencies (one member needs another's result).
     """
     nodes = graph.nodes
-    unit = units_of(graph, buckets)
+    unit, users, missing = contract(graph, buckets)
     rank = [len(nodes)] * len(nodes)
+    members: dict[int, list[int]] = {}
     for place, i in enumerate(wish):
         rank[unit[i]] = min(rank[unit[i]], place)
-    members: dict[int, list[int]] = {}
-    for i in wish:
         members.setdefault(unit[i], []).append(i)
-    users: dict[int, list[int]] = {u: [] for u in members}
-    missing = dict.fromkeys(members, 0)
-    for i, node in enumerate(nodes):
-        for j in node.inputs:
-            if unit[j] != unit[i]:
-                users[unit[j]].append(unit[i])
-                missing[unit[i]] += 1
     ready = [(rank[u], u) for u, count in missing.items() if not count]
     heapq.heapify(ready)
     order: list[int] = []

@@ -249,16 +249,10 @@ class Agent:
         """Rank 0 leaves the graphs it compiled for `loopopt plan simulate`; a full disk does not matter."""
         if session.unread:
             self._say(f"a compiled graph could not be read for the planner: {session.unread}")
-        folder = self.job_dir / wire.GRAPH_DIR_NAME
-        with contextlib.suppress(OSError):
-            for signature, graph in session.read.items():
-                path = folder / f"{signature}.json"
-                if path.exists():
-                    continue
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                partial = path.with_suffix(".tmp")
-                partial.write_text(json.dumps(graph.to_json()), encoding="utf-8")
-                os.replace(partial, path)
+        for signature, graph in session.read.items():
+            path = self.job_dir / wire.GRAPH_DIR_NAME / f"{signature}.json"
+            if not os.path.exists(path):  # unlike the method it raises nothing, whatever is wrong with the folder
+                _leave(path, graph.to_json())
 
     def _send_result(
         self, plan_id: str, step: int, outcome: str, reason: str, compile_us: float, **counts: Any
@@ -403,8 +397,7 @@ class Agent:
         return self.job_dir / wire.RANKS_DIR_NAME / f"{self.rank}.{os.getpid()}.json"
 
     def _write_presence(self) -> None:
-        """Leave a note by which `loopopt attach` finds the job; a full or read-only disk does not matter here."""
-        path = self._presence_path()
+        """Leave a note by which `loopopt attach` finds the job."""
         body = {
             "rank": self.rank,
             "pid": os.getpid(),
@@ -415,11 +408,16 @@ class Agent:
             "mode": self._mode,
             "reason": self._reason,
         }
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            partial = path.with_suffix(".tmp")
-            partial.write_text(json.dumps(body), encoding="utf-8")
-            os.replace(partial, path)
+        _leave(self._presence_path(), body)
+
+
+def _leave(path: Path, content: dict[str, Any]) -> None:
+    """Write JSON into the job's directory, whole or not at all; a full or read-only disk does not matter here."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        partial = path.with_suffix(".tmp")
+        partial.write_text(json.dumps(content), encoding="utf-8")
+        os.replace(partial, path)
 
 
 class _whatever_happens(contextlib.suppress):  # noqa: N801  (reads as a word)

@@ -38,7 +38,7 @@ class TableEstimator:
         found = torch_api.collective_node(node)
         if found is None:
             return None
-        message_bytes = max(found.input_bytes, found.output_bytes)
+        message_bytes = found.message_bytes
         if override_size is not None:
             moved = found.input_bytes + found.output_bytes
             message_bytes = round(override_size * message_bytes / moved) if moved else 0

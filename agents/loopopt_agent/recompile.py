@@ -129,12 +129,17 @@ class PlanSession:
         kind = "backward" if kwargs.get("is_backward") else "inference" if kwargs.get("is_inference") else "forward"
 
         def own_pass(gm: Any) -> bool:
-            if not self._schedules:
-                if self._board.rank == 0:
-                    self._read(gm, kind)
+            if not self._schedules and self._board.rank != 0:
                 return False
-            graph = read_graph(gm, kind)
-            self.read[graph.signature] = graph
+            try:
+                graph = read_graph(gm, kind)
+            except Exception as err:
+                if self._schedules:
+                    raise
+                self.unread = f"{type(err).__name__}: {err}"  # the plan does not need it: it is for what-ifs
+                return False
+            if self._board.rank == 0:
+                self.read[graph.signature] = graph
             schedule = self._schedules.get(graph.signature)
             if schedule is None:
                 return False
@@ -143,13 +148,6 @@ class PlanSession:
             return True
 
         return own_pass
-
-    def _read(self, gm: Any, kind: str) -> None:
-        try:
-            graph = read_graph(gm, kind)
-            self.read[graph.signature] = graph
-        except Exception as err:  # noqa: BLE001  (the plan does not need it: it is for the planner's what-ifs)
-            self.unread = f"{type(err).__name__}: {err}"
 
     def _is_known(self, verdict: str, order: tuple[torch_api.CollectiveCall, ...]) -> bool:
         """A graph that only some ranks had to compile again (shapes that differ by rank).

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from loopopt.errors import UnsupportedError
+from loopopt.graphs import Collective
 from loopopt.plans import Knobs
 
 _DIST = "torch._inductor.config"
@@ -326,18 +327,6 @@ _COLLECTIVES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveNode:
-    """What a collective node of an FX graph moves. Bytes count one rank's tensors; `dtype` is the first one's."""
-
-    kind: str
-    group: str
-    group_size: int
-    input_bytes: int
-    output_bytes: int
-    dtype: str = ""
-
-
 def _hint(size: Any) -> int:
     if isinstance(size, int):
         return size
@@ -358,30 +347,29 @@ def _bytes(value: Any) -> int:
     return 0
 
 
-def collective_node(node: Any) -> CollectiveNode | None:
-    """The collective a node starts; None for any other node or one whose sizes are unknown."""
+def collective_node(node: Any) -> Collective | None:
+    """The collective a node starts, without its `bucket_key`; None for other nodes, and where sizes are unknown."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "_c10d_functional":
         return None
     kind = _COLLECTIVES.get(target._schema.name.split("::")[1])
     if kind is None:
         return None
-    names = [argument.name for argument in target._schema.arguments]
-    given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    given = _arguments(node)
     given.pop("out", None)
     group = given.get("group_name", "")
     if isinstance(group, torch.fx.Node):
         group = group.meta["val"].group_name
-    tensors = [n for n in torch.utils._pytree.tree_leaves(list(given.values())) if isinstance(n, torch.fx.Node)]
+    sources = [n for n in torch.utils._pytree.tree_leaves(list(given.values())) if isinstance(n, torch.fx.Node)]
     try:
-        input_bytes = sum(_bytes(n.meta.get("val")) for n in tensors)
+        input_bytes = sum(_bytes(n.meta.get("val")) for n in sources)
         output_bytes = _bytes(node.meta.get("val"))
     except ValueError:
         return None
     size: Any = torch.distributed.distributed_c10d._get_group_size_by_name(group)
-    found = [t for n in tensors for t in torch.utils._pytree.tree_leaves(n.meta.get("val")) if hasattr(t, "dtype")]
+    found = [t for n in sources for t in tensors(n.meta.get("val"))]
     dtype = str(found[0].dtype).removeprefix("torch.") if found else ""
-    return CollectiveNode(kind, str(group), int(size), input_bytes, output_bytes, dtype)
+    return Collective(kind, str(group), int(size), input_bytes, output_bytes, dtype)
 
 
 def compute_node(node: Any) -> tuple[str, list[list[int]], str, list[list[int]]] | None:
@@ -417,7 +405,7 @@ def tensors(value: Any) -> list[Any]:
 def tensor_bytes(value: Any) -> int:
     """Bytes of the tensors in a node's value; 0 if a size is unknown."""
     try:
-        return sum(_bytes(t) for t in tensors(value))
+        return _bytes(value)
     except ValueError:
         return 0
 
@@ -431,13 +419,18 @@ def _schema(node: Any) -> Any:
     return getattr(node.target, "_schema", None)
 
 
+def _arguments(node: Any) -> dict[str, Any]:
+    """A node's arguments by the names its operator gives them."""
+    names = [argument.name for argument in node.target._schema.arguments]
+    return dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+
+
 def written_arguments(node: Any) -> list[Any]:
     """The nodes among a node's arguments whose memory it writes."""
     schema = _schema(node)
     if schema is None or not schema.is_mutable or is_wait(node):
         return []
-    names = [argument.name for argument in schema.arguments]
-    given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    given = _arguments(node)
     written: list[Any] = []
     for argument in schema.arguments:
         if argument.alias_info is not None and argument.alias_info.is_write and argument.name in given:

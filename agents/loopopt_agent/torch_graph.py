@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from loopopt.graphs import COMPUTE, FREE, START, WAIT, Collective, Graph, Node
+from loopopt.graphs import COMPUTE, FREE, START, WAIT, Graph, Node
 from loopopt.timing import compute_key
 from loopopt_agent import torch_api
 
@@ -57,15 +58,7 @@ def _node(fx: Any, inputs: tuple[int, ...], index: dict[Any, int], nodes: list[N
     writes = bool(torch_api.written_arguments(fx))
     size = 0 if writes else torch_api.tensor_bytes(value)
     if moved is not None:
-        collective = Collective(
-            moved.kind,
-            moved.group,
-            moved.group_size,
-            moved.input_bytes,
-            moved.output_bytes,
-            moved.dtype,
-            torch_api.bucket_key(fx),
-        )
+        collective = replace(moved, bucket_key=torch_api.bucket_key(fx))
         return Node(name, START, inputs, output_bytes=size, kept=kept, collective=collective)
     if (not size and not writes) or torch_api.is_view(fx):
         return Node(name, FREE, inputs, kept=kept)

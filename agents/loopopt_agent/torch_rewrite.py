@@ -10,10 +10,8 @@ from __future__ import annotations
 import heapq
 from typing import Any
 
-import torch
-
 from loopopt.errors import UnsupportedError
-from loopopt.graphs import Graph, Schedule, why_not
+from loopopt.graphs import Graph, Schedule, waits_of, why_not
 from loopopt_agent import torch_api
 from loopopt_agent.torch_graph import Effects
 
@@ -40,17 +38,18 @@ def write_schedule(graph_module: Any, graph: Graph, schedule: Schedule) -> None:
         raise UnsupportedError(f"the schedule cannot be carried out: {reason}")
     place = {fx_nodes[i]: at for at, i in enumerate(schedule.order)}
     became: dict[int, list[Any]] = {i: [n] for i, n in enumerate(fx_nodes)}
+    waits_for = waits_of(graph)
     inside: list[tuple[Any, Any]] = []
     for bucket in schedule.buckets:
-        members = [i for i in schedule.order if i in bucket]
-        waits = [i for i in schedule.order if graph.nodes[i].start in bucket]
+        members = sorted(bucket, key=lambda i: place[fx_nodes[i]])
+        waits = [wait for i in members for wait in waits_for[i]]
         new = torch_api.merge_bucket(fx_graph, [fx_nodes[i] for i in members])
         first_wait = next(at for at, n in enumerate(new) if torch_api.is_wait(n))
         for old, part in ((members, new[:first_wait]), (waits, new[first_wait:])):
             place |= dict.fromkeys(part, min(place[fx_nodes[i]] for i in old))
             became |= dict.fromkeys(old, part)
-        effects = Effects()
-        inside += [(before, n) for n in new for before in effects.before(n) if before in new]
+        effects, own = Effects(), set(new)
+        inside += [(before, n) for n in new for before in effects.before(n) if before in own]
     alive = set(fx_graph.nodes)
     # What no data says: the order of writes and reads, as it was; where a bucket took a node's place, of its nodes.
     ordering = [
@@ -97,26 +96,24 @@ def _put_in_order(fx_graph: Any, place: dict[Any, int], ordering: list[tuple[Any
 def _pin(fx_graph: Any) -> None:
     """Hold each start before the next matmul, each wait behind the last one, and all starts in their order."""
     pins: dict[Any, list[Any]] = {}
-    starts: list[Any] = []
+    fresh: list[Any] = []  # started since the last matmul
+    last_start: Any = None
     anchor: Any = None
-    anchors_before: dict[Any, Any] = {}
+    anchor_before: dict[Any, Any] = {}
     for node in fx_graph.nodes:
         if node.op != "call_function":
             continue
         if torch_api.is_anchor(node):
-            for start in starts:
-                pins.setdefault(node, []).append(start)
-            starts.clear()
+            if fresh:
+                pins[node] = fresh
+                fresh = []
             anchor = node
         elif torch_api.collective_node(node) is not None:
-            anchors_before[node] = anchor
-            last = anchors_before.get("last")
-            if last is not None:
-                pins.setdefault(node, []).append(last)
-            anchors_before["last"] = node
-            starts.append(node)
-        elif torch_api.is_wait(node) and isinstance(node.args[0], torch.fx.Node):
-            before = anchors_before.get(node.args[0])
-            if anchor is not None and anchor is not before:
-                pins.setdefault(node, []).append(anchor)
+            anchor_before[node] = anchor
+            if last_start is not None:
+                pins[node] = [last_start]
+            last_start = node
+            fresh.append(node)
+        elif torch_api.is_wait(node) and anchor is not None and anchor is not anchor_before.get(node.args[0]):
+            pins[node] = [anchor]
     torch_api.add_ordering(fx_graph, pins)

@@ -106,11 +106,21 @@ def daemon_answers(job_dir: Path) -> bool:
 
 def served_directories() -> list[Path]:
     """Job directories under `home()` that a daemon serves, sorted."""
+    return [d for d in _under_home() if (d / wire.CONTROL_SOCKET_NAME).exists() and daemon_answers(d)]
+
+
+def all_directories() -> list[Path]:
+    """Job directories under `home()`, running or not, then those of live ranks elsewhere; each once."""
+    signs = (wire.STATE_NAME, wire.CONTROL_SOCKET_NAME)
+    kept = [d for d in _under_home() if not d.name.startswith(".") and any((d / n).exists() for n in signs)]
+    return list(dict.fromkeys([*kept, *_directories_of_live_ranks()]))
+
+
+def _under_home() -> list[Path]:
     try:
-        candidates = sorted(home().iterdir())
+        return sorted(home().iterdir())
     except OSError:
         return []
-    return [d for d in candidates if (d / wire.CONTROL_SOCKET_NAME).exists() and daemon_answers(d)]
 
 
 def find_served(job: str | None) -> Path:

@@ -54,7 +54,7 @@ def refresh(names: tuple[str, ...], everything: bool, timeout_s: float, quiet: b
 
     if bool(names) == everything:
         raise UsageError("name the jobs, or give --all" if everything is False else "give names or --all, not both")
-    directories = _all_directories() if everything else list(dict.fromkeys(jobs.find_directory(n) for n in names))
+    directories = jobs.all_directories() if everything else list(dict.fromkeys(jobs.find_directory(n) for n in names))
     with alone(jobs.home()), _progress(quiet or as_json) as tell:
         outcomes = []
         for place, job_dir in enumerate(directories, 1):
@@ -79,19 +79,6 @@ def _exit_code(outcomes: list[Outcome]) -> int:
     if not failed:
         return 0
     return DaemonError.exit_code if failed == len(outcomes) else EXIT_PARTIAL
-
-
-def _all_directories() -> list[Path]:
-    """Job directories under the home, and of live ranks elsewhere; each once."""
-    from loopopt import wire
-    from loopopt.cli import jobs, processes
-
-    try:
-        found = sorted(d for d in jobs.home().iterdir() if not d.name.startswith("."))
-    except OSError:
-        found = []
-    kept = [d for d in found if any((d / n).exists() for n in (wire.STATE_NAME, wire.CONTROL_SOCKET_NAME))]
-    return list(dict.fromkeys([*kept, *sorted({r.job_dir for r in processes.armed_ranks()})]))
 
 
 @contextlib.contextmanager

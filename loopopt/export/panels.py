@@ -9,7 +9,6 @@ from typing import Any, Final
 _SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 _COLUMNS: Final = 24
 """Width of Grafana's grid."""
-_HEIGHTS: Final = {"stat": 4, "row": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,6 @@ class Variable:
         label: what people read.
         query: Grafana's ``label_values(...)``, or the values with commas between for a fixed choice.
         several: more than one may be chosen, all at first.
-        hidden: not shown; it follows from the others.
         chosen: the first choice of a fixed one.
     """
 
@@ -54,7 +52,6 @@ class Variable:
     label: str
     query: str
     several: bool = False
-    hidden: bool = False
     chosen: str = ""
 
 
@@ -130,7 +127,7 @@ def _variable_json(variable: Variable) -> dict[str, Any]:
         "query": {"query": variable.query, "refId": variable.name},
         "refresh": 2,
         "sort": 3,
-        "hide": 2 if variable.hidden else 0,
+        "hide": 0,
         **(several if variable.several else {"multi": False, "includeAll": False}),
     }
 
@@ -152,7 +149,7 @@ def _placed(items: tuple[Panel, ...]) -> list[dict[str, Any]]:
     placed: list[dict[str, Any]] = []
     x = y = line_height = 0
     for number, panel in enumerate(items, start=1):
-        height = _HEIGHTS.get(panel.kind, 8)
+        height = 4 if panel.kind == "stat" else 8
         if x + panel.width > _COLUMNS:
             x, y, line_height = 0, y + line_height, 0
         placed.append(_panel_json(panel, number, {"x": x, "y": y, "w": panel.width, "h": height}))

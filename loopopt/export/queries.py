@@ -39,9 +39,7 @@ class Queries:
 
     def exposed_share_by_collective(self) -> str:
         """Exposed communication of each kind of collective as a share of traced time."""
-        exposed = f"sum without (group) ({self.rate('loopopt_exposed_communication_seconds_total')})"
-        sampled = self.rate("loopopt_sampled_seconds_total")
-        return f"{exposed} / ignoring (collective) group_left () ({sampled} > 0)"
+        return self._exposed_share(by="collective", over="group")
 
     def overlap(self) -> str:
         """Share of communication that compute hides."""
@@ -66,14 +64,11 @@ class Queries:
 
     def payback_steps(self) -> str:
         """Steps at the present gain that pay for all recompilations so far; infinite without a gain."""
-        gain = f"{self.metric('loopopt_baseline_step_seconds')} - {self.metric('loopopt_current_step_seconds')}"
-        return f"{self.metric('loopopt_recompile_seconds_total')} / clamp_min({gain}, 0)"
+        return f"{self.metric('loopopt_recompile_seconds_total')} / clamp_min({self._saved_per_step()}, 0)"
 
     def saved_seconds_per_second(self, window: str = "5m") -> str:
         """Time of training saved per second at the present gain."""
-        gain = f"{self.metric('loopopt_baseline_step_seconds')} - {self.metric('loopopt_current_step_seconds')}"
-        steps = self.metric("loopopt_step_duration_seconds").replace("_seconds", "_seconds_count", 1)
-        return f"({gain}) * rate({steps}[{window}])"
+        return f"({self._saved_per_step()}) * rate({self._of_histogram('count')}[{window}])"
 
     def expected_gain(self) -> str:
         """Share of the baseline's step time that should be saved, by the exposed communication in traces."""
@@ -82,9 +77,7 @@ class Queries:
 
     def exposed_share_by_group(self) -> str:
         """Exposed communication of each process group as a share of traced time."""
-        exposed = f"sum without (collective) ({self.rate('loopopt_exposed_communication_seconds_total')})"
-        sampled = self.rate("loopopt_sampled_seconds_total")
-        return f"{exposed} / ignoring (group) group_left () ({sampled} > 0)"
+        return self._exposed_share(by="group", over="collective")
 
     def share_of_rank(self, name: str, matchers: str = "") -> str:
         """A traced time of each rank as a share of that rank's traced time."""
@@ -117,8 +110,19 @@ class Queries:
 
     def step_quantile(self, quantile: float, window: str = "5m") -> str:
         """Quantile of the step time over the last while."""
-        buckets = self.metric("loopopt_step_duration_seconds").replace("_seconds", "_seconds_bucket", 1)
-        return f"histogram_quantile({quantile:g}, rate({buckets}[{window}]))"
+        return f"histogram_quantile({quantile:g}, rate({self._of_histogram('bucket')}[{window}]))"
+
+    def _exposed_share(self, by: str, over: str) -> str:
+        exposed = f"sum without ({over}) ({self.rate('loopopt_exposed_communication_seconds_total')})"
+        sampled = self.rate("loopopt_sampled_seconds_total")
+        return f"{exposed} / ignoring ({by}) group_left () ({sampled} > 0)"
+
+    def _saved_per_step(self) -> str:
+        return f"{self.metric('loopopt_baseline_step_seconds')} - {self.metric('loopopt_current_step_seconds')}"
+
+    def _of_histogram(self, part: str) -> str:
+        """The series of step times that end in `_bucket` or `_count`."""
+        return self.metric("loopopt_step_duration_seconds").replace("_seconds", f"_seconds_{part}", 1)
 
     def _total(self, name: str) -> str:
         rate = self.rate(name)

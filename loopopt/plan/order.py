@@ -12,9 +12,9 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loopopt.graphs import COMPUTE, FREE, START, WAIT, Graph, Schedule, lawful, units_of
+from loopopt.graphs import COMPUTE, FREE, START, WAIT, Graph, Schedule, contract, lawful
 from loopopt.plan.costs import Costs
-from loopopt.plan.simulate import storage_of
+from loopopt.plan.simulate import Storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,39 +35,26 @@ class Policy:
 class Scheduler:
     """What the orders of one graph have in common; `order` may be called with many buckets."""
 
-    def __init__(self, graph: Graph, costs: Costs) -> None:
+    def __init__(self, graph: Graph, costs: Costs, storage: Storage) -> None:
         self.graph = graph
         self.costs = costs
         self.links = max(costs.links, default=-1) + 1
-        self._root = storage_of(graph)
+        self._storage = storage
         self._uses = [0] * len(graph.nodes)
-        self._kept = [False] * len(graph.nodes)
-        for i, node in enumerate(graph.nodes):
+        for node in graph.nodes:
             for j in node.inputs:
-                self._uses[self._root[j]] += 1
-            if node.kept:
-                self._kept[self._root[i]] = True
+                self._uses[storage.root[j]] += 1
 
     def order(self, buckets: Sequence[Sequence[int]], policy: Policy) -> Schedule | None:
         """A schedule with these buckets; None if they contradict the dependencies."""
         nodes, us = self.graph.nodes, self.costs.us
-        unit = units_of(self.graph, buckets)
+        unit, users, missing = contract(self.graph, buckets)
         members: dict[int, list[int]] = {}
         for i, u in enumerate(unit):
             members.setdefault(u, []).append(i)
         takes = {u: us[u] for u in members}
         for bucket in buckets:
-            first = min(bucket)
-            takes[first] = self.costs.transfer_us([c for i in bucket if (c := nodes[i].collective) is not None])
-        users: dict[int, list[int]] = {u: [] for u in members}
-        missing = dict.fromkeys(members, 0)
-        for i, node in enumerate(nodes):
-            u = unit[i]
-            for j in node.inputs:
-                v = unit[j]
-                if v != u:
-                    users[v].append(u)
-                    missing[u] += 1
+            takes[min(bucket)] = self.costs.transfer_us([c for i in bucket if (c := nodes[i].collective) is not None])
         topological = _topological(users, missing)
         if topological is None:
             return None
@@ -86,7 +73,8 @@ class Scheduler:
         tail: dict[int, float],
         policy: Policy,
     ) -> list[int]:
-        nodes, root, links = self.graph.nodes, self._root, self.costs.links
+        nodes, links = self.graph.nodes, self.costs.links
+        root, kept, waits = self._storage.root, self._storage.kept, self._storage.waits
         left = self._uses[:]
         missing = dict(missing)
         now, used = 0.0, 0
@@ -120,7 +108,7 @@ class Scheduler:
                 for j in reads:
                     owner = root[j]
                     left[owner] -= 1
-                    if not left[owner] and not self._kept[owner]:
+                    if not left[owner] and not kept[owner]:
                         used -= nodes[owner].output_bytes
             for v in users[u]:
                 missing[v] -= 1
@@ -131,7 +119,7 @@ class Scheduler:
             link = links[u]
             free_at[link] = max(now, free_at[link]) + takes[u]
             for i in members[u]:
-                for w in self._waits_of(i):
+                for w in waits.get(i, ()):
                     arrives[w] = free_at[link]
             done(u)
 
@@ -170,14 +158,6 @@ class Scheduler:
             elif starts:
                 start(heapq.heappop(starts)[1])
         return wish
-
-    def _waits_of(self, start: int) -> list[int]:
-        if not hasattr(self, "_waits"):
-            self._waits: dict[int, list[int]] = {}
-            for i, node in enumerate(self.graph.nodes):
-                if node.role == WAIT:
-                    self._waits.setdefault(node.start, []).append(i)
-        return self._waits.get(start, [])
 
     def _late_waits(self, wish: list[int], unit: list[int], members: dict[int, list[int]], plenty: bool) -> list[int]:
         """The same order with each wait, and what costs nothing after it, put off to its first user.

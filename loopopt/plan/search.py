@@ -13,7 +13,7 @@ from itertools import product
 from loopopt.graphs import Graph, Schedule, as_it_was, waits_of
 from loopopt.plan.costs import Costs
 from loopopt.plan.order import Policy, Scheduler
-from loopopt.plan.simulate import Outcome, items_of, peak_bytes, run_items, simulate
+from loopopt.plan.simulate import Outcome, Storage, items_of, run_items, simulate
 
 Buckets = tuple[tuple[int, ...], ...]
 
@@ -46,9 +46,10 @@ def search(
         tries: orders made at most.
     """
     own = as_it_was(graph)
+    storage = Storage(graph)
     if memory_bytes is not None:
-        memory_bytes = max(memory_bytes, peak_bytes(graph, own))
-    hunt = _Hunt(graph, costs, memory_bytes, tries)
+        memory_bytes = max(memory_bytes, storage.peak_bytes(own.order))
+    hunt = _Hunt(graph, costs, storage, memory_bytes, tries)
     hunt.judge(own)
     for schedule in others:
         hunt.judge(schedule)
@@ -63,7 +64,7 @@ def search(
 class _Hunt:
     """What has been tried."""
 
-    def __init__(self, graph: Graph, costs: Costs, memory_bytes: int | None, tries: int) -> None:
+    def __init__(self, graph: Graph, costs: Costs, storage: Storage, memory_bytes: int | None, tries: int) -> None:
         self.graph = graph
         self.costs = costs
         self.memory_bytes = memory_bytes
@@ -71,7 +72,8 @@ class _Hunt:
         self.seen: dict[tuple[tuple[int, ...], Buckets], tuple[float, Schedule]] = {}
         self.best: tuple[float, Schedule] | None = None
         self.policy = Policy(memory_bytes=memory_bytes)
-        self._scheduler = Scheduler(graph, costs)
+        self._storage = storage
+        self._scheduler = Scheduler(graph, costs, storage)
         self._before = _ancestors(graph)
 
     def judge(self, schedule: Schedule) -> float:
@@ -79,10 +81,18 @@ class _Hunt:
         key = (schedule.order, schedule.buckets)
         if key in self.seen:
             return self.seen[key][0]
-        if self.memory_bytes is not None and peak_bytes(self.graph, schedule) > self.memory_bytes:
+        if self._over(schedule) > 0:
             return float("inf")
+        return self._timed(schedule)
+
+    def _over(self, schedule: Schedule) -> int:
+        """Bytes beyond the memory."""
+        return 0 if self.memory_bytes is None else self._storage.peak_bytes(schedule.order) - self.memory_bytes
+
+    def _timed(self, schedule: Schedule) -> float:
+        """The step time of one that fits, noted."""
         step_us, _ = run_items(items_of(self.graph, schedule, self.costs), self.costs.slowdown, self._scheduler.links)
-        self.seen[key] = (step_us, schedule)
+        self.seen[schedule.order, schedule.buckets] = (step_us, schedule)
         if self.best is None or step_us < self.best[0]:
             self.best = (step_us, schedule)
         return step_us
@@ -97,11 +107,10 @@ class _Hunt:
             schedule = self._scheduler.order(merged, policy)
             if schedule is None:
                 return float("inf")
-            step_us = self.judge(schedule)
-            if step_us < float("inf") or policy.memory_bytes is None or self.memory_bytes is None:
-                return step_us
+            over = self._over(schedule)
+            if over <= 0 or policy.memory_bytes is None:
+                return self._timed(schedule)
             # The list scheduler counts as it goes, before waits are put off: ask it for less.
-            over = peak_bytes(self.graph, schedule) - self.memory_bytes
             policy = Policy(policy.ahead_us, max(0, policy.memory_bytes - over))
         return float("inf")
 

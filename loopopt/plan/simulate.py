@@ -188,43 +188,55 @@ def _critical(items: list[Item], began: dict[int, tuple[int, int]], blocked: dic
     return tuple(reversed(path))
 
 
-def storage_of(graph: Graph) -> list[int]:
-    """Node -> the node whose memory its value lives in: a view's is its input's, a wait's its collective's."""
-    root = list(range(len(graph.nodes)))
-    for i, node in enumerate(graph.nodes):
-        if node.role == WAIT:
-            root[i] = root[node.start]
-        elif node.role == FREE and not node.output_bytes and node.inputs:
-            root[i] = root[node.inputs[0]]
-    return root
+class Storage:
+    """Where a graph's values live, whatever the order.
+
+    Attributes:
+        root: node -> the node whose memory its value lives in: a view's is its input's, a wait's its collective's.
+        kept: node -> whether its memory outlives the graph.
+        waits: start -> the nodes that wait for it.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._nodes = graph.nodes
+        self.waits = waits_of(graph)
+        self.root = list(range(len(graph.nodes)))
+        self.kept = [False] * len(graph.nodes)
+        for i, node in enumerate(graph.nodes):
+            if node.role == WAIT:
+                self.root[i] = self.root[node.start]
+            elif node.role == FREE and not node.output_bytes and node.inputs:
+                self.root[i] = self.root[node.inputs[0]]
+            if node.kept:
+                self.kept[self.root[i]] = True
+
+    def peak_bytes(self, order: Sequence[int]) -> int:
+        """Most memory that values of the graph take up at once, in this order.
+
+        A value is freed after its last use; a bucket's input copy is not counted.
+        """
+        nodes, root = self._nodes, self.root
+        place = [0] * len(nodes)
+        for at, i in enumerate(order):
+            place[i] = at
+        last = place[:]
+        for i, node in enumerate(nodes):
+            for j in (*node.inputs, i):
+                last[root[j]] = max(last[root[j]], place[i])
+            if node.role == START:
+                # The input is read until the collective has arrived.
+                end = max((place[w] for w in self.waits.get(i, ())), default=place[i])
+                for j in node.inputs:
+                    last[root[j]] = max(last[root[j]], end)
+        change = np.zeros(len(nodes) + 1, dtype=np.int64)
+        for i, node in enumerate(nodes):
+            if node.output_bytes:
+                change[place[i]] += node.output_bytes
+                if not self.kept[i]:
+                    change[last[i] + 1] -= node.output_bytes
+        return int(np.cumsum(change).max(initial=0))
 
 
 def peak_bytes(graph: Graph, schedule: Schedule) -> int:
-    """Most memory that values of the graph take up at once, in this order.
-
-    A value is freed after its last use; a bucket's input copy is not counted.
-    """
-    nodes, root = graph.nodes, storage_of(graph)
-    place = [0] * len(nodes)
-    for at, i in enumerate(schedule.order):
-        place[i] = at
-    last = place[:]
-    kept = [False] * len(nodes)
-    waits = waits_of(graph)
-    for i, node in enumerate(nodes):
-        for j in (*node.inputs, i):
-            last[root[j]] = max(last[root[j]], place[i])
-        if node.role == START:
-            # The input is read until the collective has arrived.
-            end = max((place[w] for w in waits.get(i, ())), default=place[i])
-            for j in node.inputs:
-                last[root[j]] = max(last[root[j]], end)
-        if node.kept:
-            kept[root[i]] = True
-    change = np.zeros(len(nodes) + 1, dtype=np.int64)
-    for i, node in enumerate(nodes):
-        if node.output_bytes:
-            change[place[i]] += node.output_bytes
-            if not kept[i]:
-                change[last[i] + 1] -= node.output_bytes
-    return int(np.cumsum(change).max(initial=0))
+    """`Storage.peak_bytes` of one schedule."""
+    return Storage(graph).peak_bytes(schedule.order)

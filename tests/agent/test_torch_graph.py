@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,18 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from loopopt.graphs import COMPUTE, FREE, START, WAIT, Graph, as_it_was, why_not
 
-pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::FutureWarning")]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _group() -> Iterator[None]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("alone"), pytest.mark.filterwarnings("ignore::FutureWarning")]
 
 
 def read(function: Callable[..., Any], *inputs: Any) -> Graph:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import socket
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,20 +19,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from loopopt.errors import UnsupportedError
 from loopopt.graphs import START, Graph, Schedule, as_it_was, lawful
 
-pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::FutureWarning")]
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("alone"), pytest.mark.filterwarnings("ignore::FutureWarning")]
 
 LAYERS = 4
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _group() -> Iterator[None]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def step(x: Any, *shards: Any) -> Any:

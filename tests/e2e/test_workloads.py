@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tempfile
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from jobs import PLAN, losses, start
+from jobs import PLAN, Job, losses, start
 from scripted_daemon import ScriptedDaemon
 
 from loopopt import wire
@@ -30,6 +31,25 @@ def job_dir() -> Iterator[Path]:
         yield Path(name)
 
 
+@contextlib.contextmanager
+def beside_plain(tmp_path: Path, job_dir: Path, kind: str, ranks: int, steps: int) -> Iterator[ScriptedDaemon]:
+    """A job whose agents are there, after the same one without loopopt; at its end their losses must be equal."""
+
+    def begin(directory: Path | None, pause: str) -> Job:
+        options = ("--steps", str(steps), "--pause", pause)
+        return start(tmp_path, directory, *options, script=(SCRIPT, kind), ranks=ranks)
+
+    code, plain, err = begin(None, "0").finish()
+    assert code == 0, err
+    daemon = ScriptedDaemon(job_dir)
+    job = begin(job_dir, "0.7")
+    daemon.wait(wire.Hello, ranks)
+    yield daemon
+    code, done, err = job.finish()
+    assert code == 0, err
+    assert losses(done) == losses(plain)
+
+
 @pytest.mark.parametrize(
     ("kind", "ranks", "outcome"),
     [
@@ -43,22 +63,13 @@ def job_dir() -> Iterator[Path]:
 )
 def test_a_plan_on_another_kind_of_job(tmp_path: Path, job_dir: Path, kind: str, ranks: int, outcome: str) -> None:
     """All ranks report the same, nothing hangs, and the losses are equal to the last bit."""
-    code, plain, err = start(
-        tmp_path, None, "--steps", "30", "--pause", "0", script=(SCRIPT, kind), ranks=ranks
-    ).finish()
-    assert code == 0, err
-    daemon = ScriptedDaemon(job_dir)
-    job = start(tmp_path, job_dir, "--steps", "30", "--pause", "0.7", script=(SCRIPT, kind), ranks=ranks)
-    daemon.wait(wire.Hello, ranks)
-    daemon.send(wire.Capture("w", 2))
-    assert {w.error for w in daemon.wait(wire.WindowDone, ranks)} == {""}
-    daemon.send(wire.Apply(PLAN.to_json()))
-    results = daemon.wait(wire.PlanResult, ranks)
-    assert {r.outcome for r in results} == {outcome}, results
-    assert len({r.order_digest for r in results}) == 1
-    code, steps, err = job.finish()
-    assert code == 0, err
-    assert losses(steps) == losses(plain)
+    with beside_plain(tmp_path, job_dir, kind, ranks, steps=30) as daemon:
+        daemon.send(wire.Capture("w", 2))
+        assert {w.error for w in daemon.wait(wire.WindowDone, ranks)} == {""}
+        daemon.send(wire.Apply(PLAN.to_json()))
+        results = daemon.wait(wire.PlanResult, ranks)
+        assert {r.outcome for r in results} == {outcome}, results
+        assert len({r.order_digest for r in results}) == 1
 
 
 def early(graph: Graph) -> Schedule:
@@ -82,24 +93,15 @@ def early(graph: Graph) -> Schedule:
 @pytest.mark.parametrize(("kind", "ranks"), [("hybrid", 4)])
 def test_our_own_schedule_on_a_real_job(tmp_path: Path, job_dir: Path, kind: str, ranks: int) -> None:
     """Schedules for the graphs of the first plan's compile, written back on all ranks: used, and the same losses."""
-    code, plain, err = start(
-        tmp_path, None, "--steps", "40", "--pause", "0", script=(SCRIPT, kind), ranks=ranks
-    ).finish()
-    assert code == 0, err
-    daemon = ScriptedDaemon(job_dir)
-    job = start(tmp_path, job_dir, "--steps", "40", "--pause", "0.7", script=(SCRIPT, kind), ranks=ranks)
-    daemon.wait(wire.Hello, ranks)
-    daemon.send(wire.Apply(PLAN.to_json()))
-    assert {r.outcome for r in daemon.wait(wire.PlanResult, ranks)} == {"applied"}
-    graphs = [Graph.from_json(json.loads(p.read_text())) for p in (job_dir / wire.GRAPH_DIR_NAME).glob("*.json")]
-    assert graphs
-    schedules = [early(graph) for graph in graphs]
-    assert any(list(s.order) != sorted(s.order) for s in schedules)
-    assert any(s.buckets for s in schedules)
-    daemon.send(wire.Apply(Plan("own", PLAN.knobs, PLAN.table, tuple(schedules)).to_json()))
-    results = daemon.wait(wire.PlanResult, ranks)
-    assert {r.outcome for r in results} == {"applied"}, results
-    assert len({r.order_digest for r in results}) == 1
-    code, steps, err = job.finish()
-    assert code == 0, err
-    assert losses(steps) == losses(plain)
+    with beside_plain(tmp_path, job_dir, kind, ranks, steps=40) as daemon:
+        daemon.send(wire.Apply(PLAN.to_json()))
+        assert {r.outcome for r in daemon.wait(wire.PlanResult, ranks)} == {"applied"}
+        graphs = [Graph.from_json(json.loads(p.read_text())) for p in (job_dir / wire.GRAPH_DIR_NAME).glob("*.json")]
+        assert graphs
+        schedules = [early(graph) for graph in graphs]
+        assert any(list(s.order) != sorted(s.order) for s in schedules)
+        assert any(s.buckets for s in schedules)
+        daemon.send(wire.Apply(Plan("own", PLAN.knobs, PLAN.table, tuple(schedules)).to_json()))
+        results = daemon.wait(wire.PlanResult, ranks)
+        assert {r.outcome for r in results} == {"applied"}, results
+        assert len({r.order_digest for r in results}) == 1

@@ -9,13 +9,13 @@ from loopopt.graphs import as_it_was, lawful, why_not
 from loopopt.plan.costs import costs_of
 from loopopt.plan.order import Policy, Scheduler
 from loopopt.plan.search import search
-from loopopt.plan.simulate import peak_bytes, simulate
+from loopopt.plan.simulate import Storage, peak_bytes, simulate
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_every_order_can_be_carried_out(seed: int) -> None:
     graph = at_random(seed, 150)
-    scheduler = Scheduler(graph, costs_of(graph, table()))
+    scheduler = Scheduler(graph, costs_of(graph, table()), Storage(graph))
     for ahead in (0.0, 500.0, float("inf")):
         found = scheduler.order((), Policy(ahead))
         assert found is not None
@@ -92,7 +92,7 @@ def test_nothing_to_move_leaves_the_graph_alone() -> None:
 def test_buckets_that_contradict_the_dependencies_are_not_ordered() -> None:
     graph = sharded(2)
     gather = graph.starts()[0]
-    scheduler = Scheduler(graph, costs_of(graph, table()))
+    scheduler = Scheduler(graph, costs_of(graph, table()), Storage(graph))
     chained = [i for i in graph.starts() if graph.nodes[i].name.startswith("scatter")]
     assert scheduler.order([(gather, chained[0])], Policy()) is None
     assert lawful(graph, range(len(graph.nodes)), [(gather, chained[0])]) is None
