@@ -10,6 +10,7 @@ constants and the output are no nodes. Units: microseconds and bytes, of one ran
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -106,13 +107,15 @@ class Graph:
         try:
             nodes = tuple(_node(n) for n in data["nodes"])
             graph = cls(str(data["signature"]), nodes, str(data.get("kind", "inference")))
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as err:
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as err:
             raise WireError(f"graph: not of the expected form ({err!r})") from err
         for i, node in enumerate(nodes):
             if any(not 0 <= j < i for j in node.inputs):
                 raise WireError(f"graph: node {i} ({node.name}) depends on a node that is not before it")
             if node.role not in (COMPUTE, START, WAIT, FREE):
                 raise WireError(f"graph: node {i} ({node.name}) has the unknown role {node.role!r}")
+            if node.output_bytes < 0 or not 0 <= node.estimate_us < math.inf:
+                raise WireError(f"graph: node {i} ({node.name}): bytes and microseconds are finite and not negative")
             if (node.role == START) != (node.collective is not None):
                 raise WireError(f"graph: node {i} ({node.name}): a start, and only a start, has a collective")
             if node.role == WAIT and not (0 <= node.start < i and nodes[node.start].role == START):
@@ -148,7 +151,7 @@ class Schedule:
         try:
             buckets = tuple(tuple(int(i) for i in bucket) for bucket in data["buckets"])
             return cls(str(data["signature"]), tuple(int(i) for i in data["order"]), buckets)
-        except (KeyError, TypeError, ValueError) as err:
+        except (KeyError, TypeError, ValueError, OverflowError) as err:
             raise WireError(f"schedule: not of the expected form ({err!r})") from err
 
 

@@ -102,7 +102,7 @@ def simulate(
             graph = Graph.from_json(json.load(file))
     except OSError as err:
         raise UsageError(f"{graph_file}: {err.strerror or err}") from err
-    except (ValueError, WireError) as err:
+    except (ValueError, RecursionError, WireError) as err:
         raise UsageError(f"{graph_file}: {err}") from err
     table = tablefile.read(table_file).table
     answer = what_if(graph, table, WhatIf(bandwidth, latency, compute), memory_gb)

@@ -110,6 +110,10 @@ def test_collectives_that_cannot_be_merged_are_no_bucket() -> None:
         ({"role": "start"}, "has a collective"),
         ({"role": "wait", "start": 2}, "waits for no collective"),
         ({"inputs": "x"}, "not of the expected form"),
+        ({"inputs": [float("inf")]}, "not of the expected form"),
+        ({"bytes": -1}, "not negative"),
+        ({"estimate_us": float("nan")}, "finite"),
+        ({"estimate_us": float("inf")}, "finite"),
     ],
 )
 def test_a_malformed_graph_is_refused(change: dict[str, object], reason: str) -> None:
@@ -120,5 +124,6 @@ def test_a_malformed_graph_is_refused(change: dict[str, object], reason: str) ->
 
 
 def test_a_malformed_schedule_is_refused() -> None:
-    with pytest.raises(WireError, match="schedule"):
-        Schedule.from_json({"signature": "s1", "order": ["x"], "buckets": []})
+    for order in (["x"], [float("inf")], 3):
+        with pytest.raises(WireError, match="schedule"):
+            Schedule.from_json({"signature": "s1", "order": order, "buckets": []})

@@ -61,11 +61,18 @@ def test_people_get_tables(files: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"), [("{", "graph.json"), ("{}", "not of the expected form"), ("[]", "not of the expected form")]
+    ("content", "reason"),
+    [
+        (b"{", "column"),
+        (b"{}", "not of the expected form"),
+        (b"[]", "not of the expected form"),
+        (b"[" * 200_000, "recursion"),
+        (b"\x1f\x8b\x08\x00\xff", "decode"),
+    ],
 )
-def test_a_bad_graph_is_named(files: tuple[str, str], content: str, reason: str) -> None:
-    Path(files[0]).write_text(content)
-    with pytest.raises(UsageError, match=reason):
+def test_a_bad_graph_is_named(files: tuple[str, str], content: bytes, reason: str) -> None:
+    Path(files[0]).write_bytes(content)
+    with pytest.raises(UsageError, match=f"graph.json.*{reason}"):
         simulate(files)
 
 
@@ -75,3 +82,5 @@ def test_bad_factors_and_missing_files_are_usage_errors(files: tuple[str, str]) 
     assert "factor above 0" in done.output
     with pytest.raises(UsageError, match="nowhere"):
         simulate(("/nowhere.json", files[1]))
+    with pytest.raises(UsageError, match="directory"):
+        simulate((str(Path(files[0]).parent), files[1]))
