@@ -17,7 +17,7 @@ from loopopt_agent.torch_rewrite import write_schedule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from loopopt.errors import UnsupportedError
-from loopopt.graphs import START, Graph, Schedule, as_it_was, lawful
+from loopopt.graphs import START, WAIT, Graph, Schedule, as_it_was, lawful
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("alone"), pytest.mark.filterwarnings("ignore::FutureWarning")]
 
@@ -119,3 +119,22 @@ def test_what_does_not_fit_is_refused(module: Any) -> None:
         write_schedule(other, graph, as_it_was(graph))
     with pytest.raises(UnsupportedError, match="cannot be carried out"):
         write_schedule(module, graph, Schedule(graph.signature, tuple(reversed(range(len(graph.nodes))))))
+
+
+def test_the_order_is_held_against_the_scheduler_that_comes_after(module: Any) -> None:
+    """Gathers before the first matmul, each wait behind the matmul before it, all starts one after the other."""
+    graph = read_graph(module)
+    schedule = lawful(graph, sorted(range(len(graph.nodes)), key=lambda i: (graph.nodes[i].role != START, i)), ())
+    assert schedule is not None
+    write_schedule(module, graph, schedule)
+    held = {n.name: [d.name for d in n.args[0]] for n in module.graph.nodes if str(n.target) == "control_deps"}
+    starts = [graph.nodes[i].name for i in schedule.order if graph.nodes[i].role == START]
+    first_matmul = next(graph.nodes[i].name for i in schedule.order if graph.nodes[i].anchor)
+    assert held[first_matmul] == starts[:LAYERS]
+    assert [held.get(name) for name in starts] == [None, *([name] for name in starts[:-1])]
+    place = {i: at for at, i in enumerate(schedule.order)}
+    matmuls = [at for at, i in enumerate(schedule.order) if graph.nodes[i].anchor]
+    for i, node in enumerate(graph.nodes):
+        between = [at for at in matmuls if node.role == WAIT and place[node.start] < at < place[i]]
+        if node.role == WAIT:
+            assert held.get(node.name) == ([graph.nodes[schedule.order[between[-1]]].name] if between else None)
