@@ -7,13 +7,11 @@ would move them.
 
 from __future__ import annotations
 
-import heapq
 from typing import Any
 
 from loopopt.errors import UnsupportedError
 from loopopt.graphs import Graph, Schedule, waits_of, why_not
 from loopopt_agent import torch_api
-from loopopt_agent.torch_graph import Effects
 
 
 def write_schedule(graph_module: Any, graph: Graph, schedule: Schedule) -> None:
@@ -37,9 +35,7 @@ def write_schedule(graph_module: Any, graph: Graph, schedule: Schedule) -> None:
     if reason:
         raise UnsupportedError(f"the schedule cannot be carried out: {reason}")
     place = {fx_nodes[i]: at for at, i in enumerate(schedule.order)}
-    became: dict[int, list[Any]] = {i: [n] for i, n in enumerate(fx_nodes)}
     waits_for = waits_of(graph)
-    inside: list[tuple[Any, Any]] = []
     for bucket in schedule.buckets:
         members = sorted(bucket, key=lambda i: place[fx_nodes[i]])
         waits = [wait for i in members for wait in waits_for[i]]
@@ -47,50 +43,14 @@ def write_schedule(graph_module: Any, graph: Graph, schedule: Schedule) -> None:
         first_wait = next(at for at, n in enumerate(new) if torch_api.is_wait(n))
         for old, part in ((members, new[:first_wait]), (waits, new[first_wait:])):
             place |= dict.fromkeys(part, min(place[fx_nodes[i]] for i in old))
-            became |= dict.fromkeys(old, part)
-        effects, own = Effects(), set(new)
-        inside += [(before, n) for n in new for before in effects.before(n) if before in own]
-    alive = set(fx_graph.nodes)
-    # What no data says: the order of writes and reads, as it was; where a bucket took a node's place, of its nodes.
-    ordering = [
-        (before, after)
-        for i, node in enumerate(graph.nodes)
-        for j in node.inputs
-        for before in became[j]
-        for after in became[i]
-        if before in alive and after in alive and before is not after
-    ]
-    _put_in_order(fx_graph, place, [*ordering, *inside])
+    # A lawful order has the nodes of a bucket side by side: this keeps all dependencies, those without data too.
+    order = {n: (place.get(n, -1), at) for at, n in enumerate(fx_graph.nodes)}
+    output = next(n for n in fx_graph.nodes if n.op == "output")
+    for node in sorted((n for n in fx_graph.nodes if n is not output), key=order.__getitem__):
+        output.prepend(node)
     _pin(fx_graph)
     fx_graph.lint()
     graph_module.recompile()
-
-
-def _put_in_order(fx_graph: Any, place: dict[Any, int], ordering: list[tuple[Any, Any]]) -> None:
-    """Move the nodes to the order nearest to `place` that data and `ordering` (before, after) allow."""
-    nodes = [n for n in fx_graph.nodes if n.op != "output"]
-    users: dict[Any, list[Any]] = {n: [] for n in nodes}
-    missing = dict.fromkeys(nodes, 0)
-    for before, after in {*ordering, *((b, n) for n in nodes for b in n.all_input_nodes)}:
-        users[before].append(after)
-        missing[after] += 1
-    # Inputs and constants first, as they were; nodes of one bucket in the order torch made them.
-    key = {n: (place.get(n, -1), at) for at, n in enumerate(nodes)}
-    ready = [(key[n], n) for n in nodes if not missing[n]]
-    heapq.heapify(ready)
-    ordered = []
-    while ready:
-        _, node = heapq.heappop(ready)
-        ordered.append(node)
-        for user in users[node]:
-            missing[user] -= 1
-            if not missing[user]:
-                heapq.heappush(ready, (key[user], user))
-    if len(ordered) != len(nodes):
-        raise UnsupportedError("the buckets and the dependencies of the FX graph contradict each other")
-    output = next(n for n in fx_graph.nodes if n.op == "output")
-    for node in ordered:
-        output.prepend(node)
 
 
 def _pin(fx_graph: Any) -> None:

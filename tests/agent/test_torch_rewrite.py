@@ -25,7 +25,7 @@ LAYERS = 4
 
 
 def step(x: Any, *shards: Any) -> Any:
-    """Gather and multiply per layer, then reduce something of each layer's size, then a write in place."""
+    """Gather and multiply per layer, then reduce something of each layer's size, then writes in place."""
     reduced = []
     for shard in shards:
         full = funcol.wait_tensor(funcol.all_gather_tensor(shard, 0, dist.group.WORLD))
@@ -33,6 +33,7 @@ def step(x: Any, *shards: Any) -> Any:
         gradient = x.t() @ x
         reduced.append(funcol.wait_tensor(funcol.reduce_scatter_tensor(gradient.flatten(), "sum", 0, dist.group.WORLD)))
     shards[0].add_(reduced[0])
+    shards[1].mul_(2.0)  # after the gather that reads it, though no data says so
     return x, *reduced
 
 

@@ -65,6 +65,9 @@ def test_memory_is_a_hard_limit() -> None:
     assert free.outcome.peak_bytes > own + 3 * MB
     assert all(f.outcome.peak_bytes <= own + 3 * MB for f in tight)
     assert free.outcome.step_us <= tight[0].outcome.step_us < simulate(graph, as_it_was(graph), costs).step_us
+    # The same for what somebody else proposes.
+    with_theirs = search(graph, costs, memory_bytes=own + 3 * MB, others=[free.schedule])
+    assert free.schedule not in [f.schedule for f in with_theirs]
     # Less than the graph needs by itself cannot be asked for: its own order always remains.
     assert search(graph, costs, memory_bytes=1)[0].outcome.peak_bytes <= own
 
