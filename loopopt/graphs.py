@@ -20,6 +20,9 @@ from loopopt.errors import WireError
 COMPUTE, START, WAIT, FREE = "compute", "start", "wait", "free"
 """Roles of nodes: runs a kernel; starts a collective; waits for one; costs nothing (views, tuple items)."""
 
+_MOST_BYTES = 1 << 48
+"""A value of more is no tensor's size but damage; so many still add up in 64 bits."""
+
 
 @dataclass(frozen=True, slots=True)
 class Collective:
@@ -114,8 +117,11 @@ class Graph:
                 raise WireError(f"graph: node {i} ({node.name}) depends on a node that is not before it")
             if node.role not in (COMPUTE, START, WAIT, FREE):
                 raise WireError(f"graph: node {i} ({node.name}) has the unknown role {node.role!r}")
-            if node.output_bytes < 0 or not 0 <= node.estimate_us < math.inf:
-                raise WireError(f"graph: node {i} ({node.name}): bytes and microseconds are finite and not negative")
+            moved = (node.collective.input_bytes, node.collective.output_bytes) if node.collective else ()
+            if not all(0 <= size < _MOST_BYTES for size in (node.output_bytes, *moved)):
+                raise WireError(f"graph: node {i} ({node.name}): no tensor has so many bytes")
+            if not 0 <= node.estimate_us < math.inf:
+                raise WireError(f"graph: node {i} ({node.name}): its estimate is not finite, or negative")
             if (node.role == START) != (node.collective is not None):
                 raise WireError(f"graph: node {i} ({node.name}): a start, and only a start, has a collective")
             if node.role == WAIT and not (0 <= node.start < i and nodes[node.start].role == START):

@@ -111,7 +111,8 @@ def test_collectives_that_cannot_be_merged_are_no_bucket() -> None:
         ({"role": "wait", "start": 2}, "waits for no collective"),
         ({"inputs": "x"}, "not of the expected form"),
         ({"inputs": [float("inf")]}, "not of the expected form"),
-        ({"bytes": -1}, "not negative"),
+        ({"bytes": -1}, "no tensor has"),
+        ({"bytes": 10**30}, "no tensor has"),
         ({"estimate_us": float("nan")}, "finite"),
         ({"estimate_us": float("inf")}, "finite"),
     ],
@@ -120,6 +121,14 @@ def test_a_malformed_graph_is_refused(change: dict[str, object], reason: str) ->
     body = layers(2).to_json()
     body["nodes"][2].update(change)
     with pytest.raises(WireError, match=reason):
+        Graph.from_json(body)
+
+
+@pytest.mark.parametrize("size", [-5, 1e308])
+def test_a_collective_of_impossible_size_is_refused(size: float) -> None:
+    body = layers(2).to_json()
+    body["nodes"][0]["collective"][3] = size
+    with pytest.raises(WireError, match="node 0 .*no tensor has"):
         Graph.from_json(body)
 
 
