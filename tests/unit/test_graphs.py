@@ -128,7 +128,7 @@ def test_a_malformed_graph_is_refused(change: dict[str, object], reason: str) ->
 def test_a_collective_of_impossible_size_is_refused(size: float) -> None:
     body = layers(2).to_json()
     body["nodes"][0]["collective"][3] = size
-    with pytest.raises(WireError, match="node 0 .*no tensor has"):
+    with pytest.raises(WireError, match=r"node 0 .*no tensor has"):
         Graph.from_json(body)
 
 
