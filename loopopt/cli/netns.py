@@ -25,7 +25,7 @@ def checked_rate(rate: str) -> str:
 
 def why_not() -> str:
     """Empty if a private, shaped loopback can be made here, else why not."""
-    missing = [program for program in ("unshare", "ip", "tc", "sh") if _find(program) is None]
+    missing = [program for program in ("unshare", "ip", "tc", "sh") if find(program) is None]
     if missing:
         return f"{', '.join(missing)} not found (Debian packages util-linux, iproute2)"
     try:
@@ -47,10 +47,10 @@ def wrapped(command: list[str], rate: str) -> list[str]:
         '"$1" link set lo up && "$2" qdisc add dev lo root tbf rate "$3" burst 1mb latency 200ms'
         ' && shift 3 && exec "$@"'
     )
-    ip, tc = _find("ip") or "ip", _find("tc") or "tc"
-    return [_find("unshare") or "unshare", *namespace, "sh", "-c", script, "loopopt-shaped", ip, tc, rate, *command]
+    ip, tc = find("ip") or "ip", find("tc") or "tc"
+    return [find("unshare") or "unshare", *namespace, "sh", "-c", script, "loopopt-shaped", ip, tc, rate, *command]
 
 
-def _find(program: str) -> str | None:
+def find(program: str) -> str | None:
     """Where a program is; the system's folders count even if they are not on a user's PATH."""
     return shutil.which(program) or shutil.which(program, path="/usr/sbin:/sbin:/usr/bin:/bin")

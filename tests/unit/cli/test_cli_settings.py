@@ -55,7 +55,7 @@ def test_the_shaped_loopback_is_as_slow_as_asked_and_private() -> None:
 
     if why_not := netns.why_not():
         pytest.skip(f"no shaped loopback here: {why_not}")
-    show = ["tc", "qdisc", "show", "dev", "lo"]
+    show = [netns.find("tc") or "tc", "qdisc", "show", "dev", "lo"]
     inside = subprocess.run(netns.wrapped(show, "300mbit"), capture_output=True, text=True, check=True).stdout
     outside = subprocess.run(show, capture_output=True, text=True, check=True).stdout
     assert "300Mbit" in inside

@@ -85,9 +85,9 @@ def test_hta_gets_a_copy_of_what_it_would_not_read(case: str, tmp_path: Path) ->
     if case == "an array":
         source.write_text(json.dumps(PLAIN))
     elif case == "zstd":
-        zstandard = pytest.importorskip("zstandard", reason="needs zstandard to pack a trace")
+        zstd = pytest.importorskip("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
         packed = source.with_suffix(".json.zst")
-        packed.write_bytes(zstandard.ZstdCompressor().compress(source.read_bytes()))
+        packed.write_bytes(zstd.compress(source.read_bytes()))
         source.unlink()
         source = packed
     before = source.read_bytes()
